@@ -1,0 +1,222 @@
+"""The machine: wall clock, files, worker threads. The only module that touches them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import random
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from cosmodrome.env.base import DiskUsage, Env, FileLock, SegmentFile
+from cosmodrome.errors import DirectoryInUse
+
+T = TypeVar("T")
+
+OFFLOAD_THREADS = 4  # blocking disk work at once: a sync, a segment being made, a save, one spare
+
+
+class WallClock:
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class MappedSegment:
+    """`pwrite` for writing, a shared read-only map for reading: the page cache joins them."""
+
+    __slots__ = ("_fd", "_view", "path", "size")
+
+    def __init__(self, path: str, fd: int, size: int) -> None:
+        self.path = path
+        self.size = size
+        self._fd = fd
+        self._view: memoryview | None = None
+
+    @property
+    def view(self) -> memoryview:
+        if self._view is None:
+            if self.size == 0:
+                return memoryview(b"")
+            self._view = memoryview(
+                mmap.mmap(self._fd, self.size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            )
+        return self._view
+
+    def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
+        left = memoryview(data)
+        if position < 0 or position + len(left) > self.size:
+            raise ValueError(
+                f"{self.path}: {len(left)} bytes at {position} do not fit {self.size} bytes"
+            )
+        while left:
+            written = os.pwrite(self._fd, left, position)
+            left = left[written:]
+            position += written
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        # The map is dropped, not closed: slices handed out keep it alive on their own.
+        self._view = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class _Lock:
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class RealDisk:
+    def list(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def mtime_ms(self, path: str) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
+
+    def make_dirs(self, path: str) -> None:
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path) or "."
+        for directory in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory)
+            _sync_directory(os.path.dirname(directory) or ".")
+
+    def remove(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        except (IsADirectoryError, PermissionError):
+            os.rmdir(path)
+
+    def read(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def replace(self, path: str, data: bytes, *, keep: bool = True) -> None:
+        directory = os.path.dirname(path) or "."
+        self.make_dirs(directory)
+        fresh = path + ".tmp"
+        _write_synced(fresh, data)
+        if keep and os.path.exists(path):
+            # A hard link under a third name first, so that at every moment both `path` and a
+            # previous generation exist under names that recovery looks for.
+            old, kept = path + ".old", path + ".bak"
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(old)
+            try:
+                os.link(path, old)
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise
+                _write_synced(old, self.read(path))  # a file system without hard links
+            os.replace(old, kept)
+        os.replace(fresh, path)
+        _sync_directory(directory)
+
+    def create_segment(self, path: str, size: int) -> SegmentFile:
+        self.make_dirs(os.path.dirname(path) or ".")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(fd, size)
+            _sync_directory(os.path.dirname(path) or ".")
+        except BaseException:
+            os.close(fd)
+            os.unlink(path)
+            raise
+        return MappedSegment(path, fd, size)
+
+    def open_segment(self, path: str, *, read_only: bool = False) -> SegmentFile:
+        fd = os.open(path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
+        return MappedSegment(path, fd, os.fstat(fd).st_size)
+
+    def lock(self, path: str) -> FileLock:
+        self.make_dirs(os.path.dirname(path) or ".")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # Compat: Java locks byte 0 with fcntl; flock would not see it.
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except OSError as error:
+            os.close(fd)
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            raise DirectoryInUse(
+                f"{os.path.dirname(path)} is in use by another process; stop that one,"
+                " or choose another directory with --data"
+            ) from None
+        os.pwrite(fd, b"lock", 0)
+        return _Lock(fd)
+
+    def usage(self, path: str) -> DiskUsage:
+        while not os.path.exists(path) and os.path.dirname(path) != path:
+            path = os.path.dirname(path) or "."
+        usage = shutil.disk_usage(path)
+        return DiskUsage(used_bytes=usage.used, free_bytes=usage.free)
+
+
+class ThreadOffload:
+    """Blocking work in a few threads. They start with the first work, not before."""
+
+    def __init__(self) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(
+            OFFLOAD_THREADS, thread_name_prefix="cosmo-disk"
+        )
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def real_env(seed: int | None = None) -> Env:
+    return Env(
+        clock=WallClock(), disk=RealDisk(), random=random.Random(seed), offload=ThreadOffload()
+    )
+
+
+def _write_synced(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(fd, left) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
