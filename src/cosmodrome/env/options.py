@@ -8,7 +8,7 @@ Objects are immutable: a running service never sees its settings change under it
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,8 +16,8 @@ from msgspec import Meta
 MIB = 1024 * 1024
 
 
-def _said(text: str) -> Meta:
-    return Meta(description=text)
+def _said(text: str, *, least: int | None = None, most: int | None = None) -> Meta:
+    return Meta(description=text, ge=least, le=most)
 
 
 class Options(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
@@ -28,14 +28,14 @@ class SocketOptions(Options, frozen=True, kw_only=True):
     """Limits of a listening server."""
 
     server_channel_max_idle_time_seconds: Annotated[
-        int, _said("a connection that is silent in both directions this long is closed")
+        int, _said("a connection that is silent in both directions this long is closed", least=1)
     ] = 120
-    server_socket_backlog: Annotated[int, _said("connections the kernel may queue")] = 1024
+    server_socket_backlog: Annotated[int, _said("connections the kernel may queue", least=1)] = 1024
     server_connections_max: Annotated[
-        int, _said("connections served at once; further ones are closed (ours)")
+        int, _said("connections served at once; further ones are closed (ours)", least=1)
     ] = 20_000
     server_requests_in_flight_max: Annotated[
-        int, _said("unanswered requests per connection before reading pauses (ours)")
+        int, _said("unanswered requests per connection before reading pauses (ours)", least=1)
     ] = 16_384
 
 
@@ -46,45 +46,63 @@ class StoreOptions(Options, frozen=True, kw_only=True):
     store_path_commit_log: Annotated[
         str, _said("directory of the commit log; default is commitlog below the root")
     ] = ""
-    mapped_file_size_commit_log: Annotated[int, _said("bytes per commit-log file")] = 1024 * MIB
+    mapped_file_size_commit_log: Annotated[int, _said("bytes per commit-log file", least=4096)] = (
+        1024 * MIB
+    )
     mapped_file_size_consume_queue: Annotated[
-        int, _said("bytes per consume-queue file, rounded up to whole entries of 20")
+        int, _said("bytes per consume-queue file, rounded up to whole entries of 20", least=20)
     ] = 6_000_000
     flush_disk_type: Annotated[
-        str,
+        Literal["SYNC_FLUSH", "ASYNC_FLUSH"],
         _said(
             "SYNC_FLUSH: an acknowledgement means synced (the default here; upstream's is"
             " ASYNC_FLUSH: acknowledged once the kernel has the bytes)"
         ),
     ] = "SYNC_FLUSH"
     sync_flush_timeout: Annotated[
-        int, _said("ms a send waits for its sync before it is answered FLUSH_DISK_TIMEOUT")
+        int, _said("ms a send waits for its sync before it is answered FLUSH_DISK_TIMEOUT", least=1)
     ] = 5000
-    flush_interval_commit_log: Annotated[int, _said("ms between syncs with ASYNC_FLUSH")] = 500
+    flush_interval_commit_log: Annotated[
+        int, _said("ms between syncs with ASYNC_FLUSH", least=1)
+    ] = 500
     flush_interval_consume_queue: Annotated[
-        int, _said("ms between writes of queue and index data held in memory")
+        int, _said("ms between writes of queue and index data held in memory", least=1)
     ] = 1000
     flush_consume_queue_thorough_interval: Annotated[
-        int, _said("ms between syncs of queues and index followed by a checkpoint")
+        int, _said("ms between syncs of queues and index followed by a checkpoint", least=1)
     ] = 60_000
-    max_message_size: Annotated[int, _said("bytes of one message body")] = 4 * MIB
+    max_message_size: Annotated[int, _said("bytes of one message body", least=1)] = 4 * MIB
     message_index_enable: Annotated[bool, _said("index messages by key")] = True
-    max_hash_slot_num: Annotated[int, _said("hash slots per index file")] = 5_000_000
-    max_index_num: Annotated[int, _said("entries per index file")] = 20_000_000
-    max_msgs_num_batch: Annotated[int, _said("messages one key query returns at most")] = 64
+    max_hash_slot_num: Annotated[int, _said("hash slots per index file", least=1)] = 5_000_000
+    max_index_num: Annotated[int, _said("entries per index file", least=2)] = 20_000_000
+    max_msgs_num_batch: Annotated[int, _said("messages one key query returns at most", least=1)] = (
+        64
+    )
     check_crc_on_recover: Annotated[bool, _said("verify body checksums while recovering")] = True
     access_message_in_memory_max_ratio: Annotated[
-        int, _said("percent of RAM behind the log's end that counts as being in memory")
+        int,
+        _said(
+            "percent of RAM behind the log's end that counts as being in memory", least=0, most=100
+        ),
     ] = 40
-    max_transfer_bytes_on_message_in_memory: Annotated[int, _said("bytes per pull, warm")] = 262_144
-    max_transfer_count_on_message_in_memory: Annotated[int, _said("messages per pull, warm")] = 32
-    max_transfer_bytes_on_message_in_disk: Annotated[int, _said("bytes per pull, cold")] = 65_536
-    max_transfer_count_on_message_in_disk: Annotated[int, _said("messages per pull, cold")] = 8
+    max_transfer_bytes_on_message_in_memory: Annotated[
+        int, _said("bytes per pull, warm", least=1)
+    ] = 262_144
+    max_transfer_count_on_message_in_memory: Annotated[
+        int, _said("messages per pull, warm", least=1)
+    ] = 32
+    max_transfer_bytes_on_message_in_disk: Annotated[
+        int, _said("bytes per pull, cold", least=1)
+    ] = 65_536
+    max_transfer_count_on_message_in_disk: Annotated[
+        int, _said("messages per pull, cold", least=1)
+    ] = 8
     broker_role: Annotated[
-        str, _said("ASYNC_MASTER or SYNC_MASTER take sends, SLAVE refuses them")
+        Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"],
+        _said("ASYNC_MASTER or SYNC_MASTER take sends, SLAVE refuses them"),
     ] = "ASYNC_MASTER"
     disk_space_warning_level_ratio: Annotated[
-        int, _said("percent of the disk used at which sends are refused")
+        int, _said("percent of the disk used at which sends are refused", least=10, most=100)
     ] = 90
 
 
@@ -96,20 +114,24 @@ class BrokerOptions(Options, frozen=True, kw_only=True):
     broker_name: Annotated[
         str, _said("name shared by a master and its slaves; default is the host name")
     ] = ""
-    broker_id: Annotated[int, _said("0 is the master, larger is a slave")] = 0
+    broker_id: Annotated[int, _said("0 is the master, larger is a slave", least=0)] = 0
     broker_ip1: Annotated[
         str, _said("address that clients are told; default is the bind address")
     ] = msgspec.field(name="brokerIP1", default="")
     broker_ip2: Annotated[str, _said("address that slaves are told")] = msgspec.field(
         name="brokerIP2", default=""
     )
-    listen_port: Annotated[int, _said("main port; −2 is the VIP port, +1 the HA port")] = 10911
+    listen_port: Annotated[
+        int, _said("main port; −2 is the VIP port, +1 the HA port", least=0, most=65535)
+    ] = 10911
     bind_address: Annotated[str, _said("address to listen on")] = "127.0.0.1"
-    broker_permission: Annotated[int, _said("4 read + 2 write, for all topics")] = 6
+    broker_permission: Annotated[
+        int, _said("4 read + 2 write, for all topics", least=0, most=7)
+    ] = 6
     register_name_server_period: Annotated[
-        int, _said("ms between registrations, held between 10000 and 60000")
+        int, _said("ms between registrations, held between 10000 and 60000", least=1)
     ] = 30_000
-    register_broker_timeout_mills: Annotated[int, _said("ms for one registration")] = 6000
+    register_broker_timeout_mills: Annotated[int, _said("ms for one registration", least=1)] = 6000
     compressed_register: Annotated[bool, _said("send registrations compressed")] = False
     force_register: Annotated[
         bool, _said("send the whole topic table each time instead of asking whether it changed")
@@ -120,7 +142,7 @@ class BrokerOptions(Options, frozen=True, kw_only=True):
     auto_create_subscription_group: Annotated[
         bool, _said("a consumer of an unknown group creates it")
     ] = True
-    default_topic_queue_nums: Annotated[int, _said("queues of TBW102")] = 8
+    default_topic_queue_nums: Annotated[int, _said("queues of TBW102", least=1)] = 8
     cluster_topic_enable: Annotated[bool, _said("the topic named like the cluster is usable")] = (
         True
     )
@@ -132,24 +154,31 @@ class BrokerOptions(Options, frozen=True, kw_only=True):
     reject_transaction_message: Annotated[bool, _said("refuse transactional sends")] = False
     slave_read_enable: Annotated[bool, _said("suggest a slave to consumers far behind")] = False
     long_polling_enable: Annotated[bool, _said("hold pulls that find nothing")] = True
-    short_polling_time_mills: Annotated[int, _said("ms a pull is held without long polling")] = 1000
+    short_polling_time_mills: Annotated[
+        int, _said("ms a pull is held without long polling", least=1)
+    ] = 1000
     pulls_held_max: Annotated[
-        int, _said("held pulls at once; further ones are answered 'not found' at once (ours)")
+        int,
+        _said("held pulls at once; further ones are answered 'not found' at once (ours)", least=0),
     ] = 100_000
     notify_consumer_ids_changed_enable: Annotated[
         bool, _said("tell group members when the membership changes")
     ] = True
-    flush_consumer_offset_interval: Annotated[int, _said("ms between saves of offsets")] = 5000
+    flush_consumer_offset_interval: Annotated[
+        int, _said("ms between saves of offsets", least=1)
+    ] = 5000
     start_accept_send_request_time_stamp: Annotated[
         int, _said("sends before this wall time (ms) are refused")
     ] = 0
-    default_query_max_num: Annotated[int, _said("messages a unique-key query returns")] = 32
+    default_query_max_num: Annotated[int, _said("messages a unique-key query returns", least=1)] = (
+        32
+    )
 
 
 class NameServerOptions(Options, frozen=True, kw_only=True):
     """The name server."""
 
-    listen_port: Annotated[int, _said("port")] = 9876
+    listen_port: Annotated[int, _said("port", least=0, most=65535)] = 9876
     bind_address: Annotated[str, _said("address to listen on")] = "127.0.0.1"
     rocketmq_home: Annotated[str, _said("home directory, from ROCKETMQ_HOME")] = ""
     kv_config_path: Annotated[str, _said("file of the KV table")] = ""
@@ -159,8 +188,8 @@ class NameServerOptions(Options, frozen=True, kw_only=True):
         bool, _said("put order-topic configuration into route answers")
     ] = False
     scan_not_active_broker_interval: Annotated[
-        int, _said("ms between scans for silent brokers")
+        int, _said("ms between scans for silent brokers", least=1)
     ] = 10_000
     broker_expired_time: Annotated[
-        int, _said("ms without registration after which a broker is dropped (ours)")
+        int, _said("ms without registration after which a broker is dropped (ours)", least=1)
     ] = 120_000

@@ -13,7 +13,7 @@ import random
 import shutil
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from cosmodrome.env.base import DiskUsage, Env, FileLock, SegmentFile
 from cosmodrome.errors import DirectoryInUse
@@ -72,15 +72,21 @@ class MappedSegment:
 
 
 class _Lock:
-    __slots__ = ("_fd",)
+    __slots__ = ("_fd", "_path")
 
-    def __init__(self, fd: int) -> None:
+    # fcntl locks belong to the process, so two stores inside one are told apart here.
+    held: ClassVar[set[str]] = set()
+
+    def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
+        self._path = path
+        self.held.add(path)
 
     def release(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            self.held.discard(self._path)
 
 
 class RealDisk:
@@ -162,7 +168,14 @@ class RealDisk:
         return MappedSegment(path, fd, os.fstat(fd).st_size)
 
     def lock(self, path: str) -> FileLock:
-        self.make_dirs(os.path.dirname(path) or ".")
+        path = os.path.realpath(path)
+        taken = DirectoryInUse(
+            f"{os.path.dirname(path)} is in use by another broker; stop that one,"
+            " or choose another directory with --data"
+        )
+        if path in _Lock.held:
+            raise taken
+        self.make_dirs(os.path.dirname(path))
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             # Compat: Java locks byte 0 with fcntl; flock would not see it.
@@ -171,12 +184,9 @@ class RealDisk:
             os.close(fd)
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
-            raise DirectoryInUse(
-                f"{os.path.dirname(path)} is in use by another process; stop that one,"
-                " or choose another directory with --data"
-            ) from None
+            raise taken from None
         os.pwrite(fd, b"lock", 0)
-        return _Lock(fd)
+        return _Lock(fd, path)
 
     def usage(self, path: str) -> DiskUsage:
         while not os.path.exists(path) and os.path.dirname(path) != path:

@@ -1,0 +1,85 @@
+"""Settings that RocketMQ knows and this version does nothing with, each with its reason.
+
+A `broker.conf` that names one is accepted with one log line that quotes the reason. Keys in
+`REFUSED` would promise something that is not kept; switching one on stops the start instead.
+"""
+
+from __future__ import annotations
+
+_REASONS: dict[str, str] = {
+    "one event loop serves every request; there are no thread pools to size": """
+        serverWorkerThreads serverSelectorThreads serverCallbackExecutorThreads
+        clientWorkerThreads clientCallbackExecutorThreads sendMessageThreadPoolNums
+        putMessageFutureThreadPoolNums pullMessageThreadPoolNums
+        processReplyMessageThreadPoolNums queryMessageThreadPoolNums adminBrokerThreadPoolNums
+        clientManageThreadPoolNums consumerManageThreadPoolNums heartbeatThreadPoolNums
+        endTransactionThreadPoolNums sendThreadPoolQueueCapacity putThreadPoolQueueCapacity
+        pullThreadPoolQueueCapacity replyThreadPoolQueueCapacity queryThreadPoolQueueCapacity
+        clientManagerThreadPoolQueueCapacity consumerManagerThreadPoolQueueCapacity
+        heartbeatThreadPoolQueueCapacity endTransactionPoolQueueCapacity brokerFastFailureEnable
+        waitTimeMillsInSendQueue waitTimeMillsInPullQueue waitTimeMillsInHeartbeatQueue
+        waitTimeMillsInTransactionQueue
+    """,
+    "the kernel and the event loop size socket buffers": """
+        serverOnewaySemaphoreValue serverAsyncSemaphoreValue serverSocketSndBufSize
+        serverSocketRcvBufSize writeBufferHighWaterMark writeBufferLowWaterMark
+        serverPooledByteBufAllocatorEnable useEpollNativeSelector clientOnewaySemaphoreValue
+        clientAsyncSemaphoreValue connectTimeoutMillis channelNotActiveInterval
+        clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout clientSocketSndBufSize
+        clientSocketRcvBufSize transferMsgByHeap
+    """,
+    "appends are one pwrite per batch; there is no mapped file to tune": """
+        flushCommitLogTimed flushCommitLogLeastPages flushCommitLogThoroughInterval
+        commitIntervalCommitLog commitCommitLogLeastPages commitCommitLogThoroughInterval
+        flushConsumeQueueLeastPages useReentrantLockWhenPutMessage osPageCacheBusyTimeOutMills
+        flushLeastPagesWhenWarmMapedFile debugLockEnable putMsgIndexHightWater
+    """,
+    "nothing is deleted by age or space yet": """
+        fileReservedTime deleteWhen diskMaxUsedSpaceRatio cleanFileForciblyEnable
+        cleanResourceInterval deleteCommitLogFilesInterval deleteConsumeQueueFilesInterval
+        destroyMapedFileIntervalForcibly redeleteHangedFileInterval deleteFileBatchMax
+        diskSpaceCleanForciblyRatio diskFallRecorded
+    """,
+    "the feature it belongs to is not served yet": """
+        enablePropertyFilter filterSupportRetry enableCalcFilterBitMap
+        expectConsumerNumUseFilter maxErrorRateOfBloomFilter filterDataCleanTimeSpan
+        transactionTimeOut transactionCheckMax transactionCheckInterval messageDelayLevel
+        storeReplyMessageEnable disableConsumeIfConsumerReadSlowly consumerFallbehindThreshold
+        enableDetailStat autoDeleteUnusedStats enableConsumeQueueExt
+        mappedFileSizeConsumeQueueExt bitMapLengthConsumeQueueExt transientStorePoolEnable
+        transientStorePoolSize fastFailIfNoBufferInStorePool warmMapedFileEnable
+        messageIndexSafe duplicationEnable offsetCheckInSlave readOnlyCommitLogStorePaths
+        haListenPort haSendHeartbeatInterval haHousekeepingInterval haTransferBatchSize
+        haMasterAddress haSlaveFallbehindMax slaveTimeout flushDelayOffsetInterval
+        enableScheduleMessageStats enableScheduleAsyncDeliver
+        scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
+        filterServerNums enableLmq enableMultiDispatch maxLmqConsumeQueueNum useTLS
+    """,
+    "DLedger's Raft log is not part of this system": """
+        dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId isEnableBatchPush
+        storePathDLedgerCommitLog
+    """,
+    "only steers log output of upstream": """
+        isolateLogEnable highSpeedMode maxDelayTime
+    """,
+    "it steers a part of upstream that does not exist here": """
+        commercialEnable commercialTimerCount commercialTransCount commercialBigCount
+        commercialBaseCount messageStorePlugIn rmqAddressServerDomain rmqAddressServerSubGroup
+        fetchNamesrvAddrByAddressServer flushConsumerOffsetHistoryInterval clusterTest
+        brokerConfigPath configBlackList rocketmqHome storePathConsumeQueue storePathIndex
+        storeCheckpoint abortFile
+    """,
+}
+
+UNUSED: dict[str, str] = {key: reason for reason, keys in _REASONS.items() for key in keys.split()}
+
+# key → what to do instead, when the file switches it on
+REFUSED: dict[str, str] = {
+    "aclEnable": (
+        "access control is not served yet, and starting without it would leave the broker open;"
+        " remove the line and keep the broker on a trusted network"
+    ),
+    "enableDLegerCommitLog": (
+        "DLedger's Raft log is not part of this system; remove the line to use the plain log"
+    ),
+}
