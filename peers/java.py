@@ -1,0 +1,283 @@
+"""The real RocketMQ on the Java side: class paths, a name server with a broker, `mqadmin`.
+
+    with JavaCluster(tmp_path, free_port(), free_port(-2, 1)) as cluster:
+        ... cluster.namesrv_address, cluster.broker_address ...
+
+Artifact sets are the folders of `peers/java` that hold a `pom.xml`: `client` (client library and
+admin tools, 4.9.8) and `server` (name server and broker, 4.9.7).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from peers.process import Process, accepts
+from peers.resolve import BUILD, SOURCES, make_once, require, run_with_tries
+
+_CLASS_PATH_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:build-classpath"
+_JAVA_SOURCES = SOURCES / "java" / "src" / "cosmodrome" / "peers"
+
+# Versions this old reach into the JDK to unmap files; a newer JDK asks to be told.
+_OPEN_JDK = [
+    f"--add-{verb}=java.base/{package}=ALL-UNNAMED"
+    for verb in ("exports", "opens")
+    for package in ("java.nio", "sun.nio.ch", "jdk.internal.ref")
+]
+_SMALL_JVM = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
+_SERVER_HEAP = ["-Xms256m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m"]
+
+_LOGBACK = """<configuration>
+  <appender name="out" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d{HH:mm:ss.SSS} %-5level %logger{20} %msg%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="out"/></root>
+</configuration>
+"""
+
+
+def class_path(*artifact_sets: str) -> str:
+    """Class path of one or more artifact sets, resolved by Maven on first use."""
+    paths: list[str] = []
+    for name in artifact_sets:
+        paths += _resolve(name).read_text().strip().split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys(paths))
+
+
+def _resolve(name: str) -> Path:
+    folder = SOURCES / "java" / name
+    product = BUILD / f"java-{name}.classpath"
+
+    def make() -> None:
+        require("mvn", "java")
+        run_with_tries(
+            [
+                "mvn",
+                "-B",
+                "-q",
+                f"-Dmaven.repo.local={BUILD / 'm2'}",
+                _CLASS_PATH_GOAL,
+                f"-Dmdep.outputFile={product}",
+            ],
+            cwd=folder,
+        )
+
+    return make_once(f"java-{name}", [folder / "pom.xml"], product, make)
+
+
+def driver_classes() -> Path:
+    """Folder with our compiled driver programs."""
+    sources = sorted(_JAVA_SOURCES.glob("*.java"))
+    libraries = class_path("client")
+    folder = BUILD / "java-classes"
+
+    def make() -> None:
+        require("javac")
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["javac", "-nowarn", "-encoding", "UTF-8", "-cp", libraries, "-d", str(folder)]
+        run_with_tries([*command, *map(str, sources)], cwd=SOURCES)
+
+    return make_once("java-classes", [*sources, libraries], folder, make)
+
+
+def java_command(*options: str, header: str = "JSON") -> list[str]:
+    """`java` with small-machine settings; `header` is JSON or ROCKETMQ (binary)."""
+    require("java")
+    return [
+        "java",
+        *_SMALL_JVM,
+        "-Dfile.encoding=UTF-8",
+        f"-Drocketmq.serialize.type={header}",
+        *options,
+    ]
+
+
+def mqadmin(namesrv_address: str, *words: str, timeout_s: float = 60) -> str:
+    """Runs one verb of upstream's admin tool; returns what it printed, errors included."""
+    home = BUILD / "mqadmin-home"
+    _write_home(home)
+    done = subprocess.run(
+        [
+            *java_command(f"-Drocketmq.home.dir={home}", f"-Duser.home={home}", "-Xmx256m"),
+            f"-Drocketmq.namesrv.addr={namesrv_address}",
+            "-cp",
+            class_path("client"),
+            "org.apache.rocketmq.tools.command.MQAdminStartup",
+            *words,
+        ],
+        env={**os.environ, "ROCKETMQ_HOME": str(home)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    return done.stdout
+
+
+class JavaCluster:
+    """One real name server and one real broker, with everything they write in `directory`.
+
+    The store is `directory/store` and survives stop() and kill9(), so start() again is a restart.
+    `settings` are added to broker.conf and win over what is chosen here. The broker also takes
+    the ports broker_port - 2 (VIP) and broker_port + 1 (replication).
+    """
+
+    cluster_name = "DefaultCluster"
+    broker_name = "broker-a"
+
+    def __init__(
+        self,
+        directory: Path,
+        namesrv_port: int,
+        broker_port: int,
+        *,
+        settings: Mapping[str, str] | None = None,
+        header: str = "JSON",
+        heap: Sequence[str] = _SERVER_HEAP,
+    ) -> None:
+        self.directory = directory
+        self.store = directory / "store"
+        self.namesrv_port = namesrv_port
+        self.broker_port = broker_port
+        self.namesrv_address = f"127.0.0.1:{namesrv_port}"
+        self.broker_address = f"127.0.0.1:{broker_port}"
+        self._settings = dict(settings or {})
+        self.namesrv = self._process("namesrv", "namesrv.NamesrvStartup", header, heap)
+        self.broker = self._process("broker", "broker.BrokerStartup", header, heap)
+
+    @property
+    def pids(self) -> tuple[int, int]:
+        """Process ids of the name server and of the broker."""
+        return self.namesrv.pid, self.broker.pid
+
+    def start(self, timeout_s: float = 60) -> None:
+        """Returns when the name server knows the broker."""
+        _write_home(self.directory)
+        conf = self.directory / "conf"
+        (conf / "namesrv.conf").write_text(
+            _properties(
+                {
+                    "listenPort": str(self.namesrv_port),
+                    "rocketmqHome": str(self.directory),
+                    "kvConfigPath": str(self.directory / "namesrv" / "kvConfig.json"),
+                    "configStorePath": str(self.directory / "namesrv" / "namesrv.properties"),
+                }
+            )
+        )
+        (conf / "broker.conf").write_text(_properties(self._broker_settings()))
+        try:
+            self.namesrv.start()
+            self.namesrv.wait_until(lambda: accepts(self.namesrv_port), timeout_s)
+            self.broker.start()
+            self.broker.wait_until(self._registered, timeout_s)
+        except BaseException:
+            self.kill9()
+            raise
+
+    def stop(self) -> None:
+        """SIGTERM to both, broker first, and SIGKILL to what does not end."""
+        self.broker.stop()
+        self.namesrv.stop()
+
+    def kill9(self) -> None:
+        self.broker.kill9()
+        self.namesrv.kill9()
+
+    def __enter__(self) -> JavaCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _process(self, role: str, main: str, header: str, heap: Sequence[str]) -> Process:
+        # user.home: both roles would otherwise leave files in the home of whoever runs this.
+        return Process(
+            f"java {role}",
+            [
+                *java_command(*heap, *_OPEN_JDK, header=header),
+                f"-Drocketmq.home.dir={self.directory}",
+                f"-Duser.home={self.directory}",
+                "-cp",
+                class_path("server"),
+                f"org.apache.rocketmq.{main}",
+                "-c",
+                str(self.directory / "conf" / f"{role}.conf"),
+            ],
+            self.directory / f"{role}.log",
+            env={"ROCKETMQ_HOME": str(self.directory), "NAMESRV_ADDR": self.namesrv_address},
+            cwd=self.directory,
+        )
+
+    def _broker_settings(self) -> dict[str, str]:
+        return {
+            "brokerClusterName": self.cluster_name,
+            "brokerName": self.broker_name,
+            "brokerId": "0",
+            "brokerIP1": "127.0.0.1",
+            "brokerIP2": "127.0.0.1",
+            "namesrvAddr": self.namesrv_address,
+            "rocketmqHome": str(self.directory),
+            "listenPort": str(self.broker_port),
+            "haListenPort": str(self.broker_port + 1),
+            "storePathRootDir": str(self.store),
+            "storePathCommitLog": str(self.store / "commitlog"),
+            # A nearly full test disk must not look like a broken broker.
+            "diskMaxUsedSpaceRatio": "95",
+            **self._settings,
+        }
+
+    def _registered(self) -> bool:
+        return accepts(self.broker_port) and self.broker_name in registered_brokers(
+            self.namesrv_port
+        )
+
+
+def registered_brokers(namesrv_port: int) -> list[str]:
+    """Broker names a name server knows; empty when it does not answer."""
+    header = json.dumps(
+        {"code": 106, "flag": 0, "language": "OTHER", "opaque": 1, "version": 0}
+    ).encode()
+    frame = struct.pack(">II", 4 + len(header), len(header)) + header
+    try:
+        with socket.create_connection(("127.0.0.1", namesrv_port), timeout=2) as link:
+            link.sendall(frame)
+            reader = link.makefile("rb")
+            size, header_size = struct.unpack(">II", reader.read(8))
+            body = reader.read(size - 4)[header_size & 0xFFFFFF :]
+    except (OSError, struct.error):
+        return []
+    # The answer is a dialect of JSON with bare integer keys, so names are looked for in the
+    # one part of it that is plain.
+    names = body.partition(b'"clusterAddrTable":')[2].partition(b"}")[0]
+    try:
+        return sorted({name for members in json.loads(names + b"}").values() for name in members})
+    except ValueError:
+        return []
+
+
+def _write_home(home: Path) -> None:
+    """The least that upstream's start-up expects to find in its installation folder."""
+    conf = home / "conf"
+    conf.mkdir(parents=True, exist_ok=True)
+    for role in ("namesrv", "broker", "tools"):
+        file = conf / f"logback_{role}.xml"
+        if not file.exists():
+            file.write_text(_LOGBACK)
+
+
+def _properties(values: Mapping[str, str]) -> str:
+    return "".join(f"{key}={value}\n" for key, value in values.items())
