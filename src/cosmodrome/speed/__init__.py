@@ -1,0 +1,65 @@
+"""Hot functions, chosen once: the compiled twin when it can be imported, else the pure one.
+
+`COSMODROME_PURE=1` forces the pure twin. `FLAVOUR` says which one is live.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from cosmodrome.speed.pure import (
+    LANGUAGES,
+    WALK_BLANK,
+    WALK_CORRUPT,
+    WALK_EMPTY,
+    WALK_MORE,
+    Entry,
+    Header,
+)
+
+if TYPE_CHECKING:
+    from cosmodrome.speed.pure import (
+        decode_header,
+        encode_header,
+        encode_record,
+        java_hash,
+        walk,
+    )
+
+    FLAVOUR: str
+else:
+    if os.environ.get("COSMODROME_PURE", "") not in ("", "0"):
+        from cosmodrome.speed import pure as _chosen
+
+        FLAVOUR = "pure"
+    else:
+        try:
+            from cosmodrome.speed import native as _chosen
+
+            FLAVOUR = "native"
+        except ImportError:
+            from cosmodrome.speed import pure as _chosen
+
+            FLAVOUR = "pure"
+    decode_header = _chosen.decode_header
+    encode_header = _chosen.encode_header
+    encode_record = _chosen.encode_record
+    java_hash = _chosen.java_hash
+    walk = _chosen.walk
+
+__all__ = [
+    "FLAVOUR",
+    "LANGUAGES",
+    "WALK_BLANK",
+    "WALK_CORRUPT",
+    "WALK_EMPTY",
+    "WALK_MORE",
+    "Entry",
+    "Header",
+    "decode_header",
+    "encode_header",
+    "encode_record",
+    "java_hash",
+    "walk",
+]
