@@ -1,10 +1,24 @@
-"""One frame: a length word, a header in JSON or binary form, and a body."""
+"""One frame: a length word, a header in JSON or binary form, and a body.
+
+`FrameSplitter` cuts a byte stream that arrives in any pieces into frames. It holds at most one
+unfinished frame, and a frame is refused by its length word before its content is buffered.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 
-from cosmodrome.layout import FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_JSON
+from cosmodrome import speed
+from cosmodrome.errors import ProtocolError
+from cosmodrome.layout import (
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    FRAME_BYTES_MAX,
+    FRAME_LENGTH,
+    FRAME_PREFIX,
+    HEADER_LENGTH_MASK,
+    SERIALIZE_JSON,
+)
 
 VERSION = 409  # what every frame of ours reports: the ordinal of 4.9.8
 LANGUAGE = 3  # PYTHON
@@ -29,3 +43,112 @@ class Frame:
     @property
     def is_oneway(self) -> bool:
         return bool(self.flag & FLAG_ONEWAY)
+
+
+def encode(frame: Frame) -> bytes:
+    """The whole frame, length word included."""
+    header = speed.encode_header(
+        frame.serialize,
+        frame.code,
+        frame.language,
+        frame.version,
+        frame.opaque,
+        frame.flag,
+        frame.remark,
+        frame.ext,
+    )
+    length = 4 + len(header) + len(frame.body)
+    if length + 4 > FRAME_BYTES_MAX:
+        raise ProtocolError(
+            f"a frame of {length + 4} bytes; at most {FRAME_BYTES_MAX} fit, send less at once"
+        )
+    prefix = FRAME_PREFIX.pack(length, frame.serialize << 24 | len(header))
+    return b"".join((prefix, header, frame.body))
+
+
+def decode(data: bytes) -> Frame:
+    """A frame without its length word."""
+    if len(data) < 4:
+        raise ProtocolError(f"a frame of {len(data)} bytes has no room for its header length")
+    word = int.from_bytes(data[:4], "big")
+    serialize = word >> 24
+    header_end = 4 + (word & HEADER_LENGTH_MASK)
+    if header_end > len(data):
+        raise ProtocolError(
+            f"a header of {header_end - 4} bytes in a frame that has {len(data) - 4} left for it"
+        )
+    code, language, version, opaque, flag, remark, ext = speed.decode_header(
+        serialize, data[4:header_end]
+    )
+    return Frame(code, opaque, flag, ext, data[header_end:], remark, version, language, serialize)
+
+
+class FrameSplitter:
+    """Bytes in any pieces → frames. After a ProtocolError the stream has no next frame."""
+
+    __slots__ = ("_frame_bytes_max", "_rest")
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._rest = bytearray()  # the unfinished frame
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the unfinished frame."""
+        return len(self._rest)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """The frames that are complete now; what is left waits for the next piece."""
+        rest = self._rest
+        if rest:
+            rest += data
+            frames, at = self._cut(rest)
+            # Dropping the front of a bytearray moves its start, not its bytes.
+            del rest[:at]
+        else:
+            frames, at = self._cut(data)
+            if at < len(data):
+                rest += data[at:]
+        return frames
+
+    def _cut(self, source: bytes | bytearray | memoryview) -> tuple[list[Frame], int]:
+        frames: list[Frame] = []
+        at = 0
+        with memoryview(source) as view:
+            size = len(view)
+            while size - at >= 4:
+                (length,) = FRAME_LENGTH.unpack_from(view, at)
+                if not 4 <= length <= self._frame_bytes_max - 4:
+                    raise ProtocolError(_bad_length(length, self._frame_bytes_max))
+                end = at + 4 + length
+                if end > size:
+                    break
+                frames.append(decode(bytes(view[at + 4 : end])))
+                at = end
+        return frames, at
+
+
+def sniff(first_bytes: bytes) -> str | None:
+    """What a peer that does not speak frames seems to speak: "tls", "http", "grpc", or None.
+
+    A frame's first byte is always zero, so three or four bytes decide.
+    """
+    if first_bytes[:2] == b"\x16\x03":
+        return "tls"
+    if first_bytes[:4] == b"PRI ":
+        return "grpc"
+    if first_bytes[:4] in _HTTP_METHODS:
+        return "http"
+    return None
+
+
+_HTTP_METHODS = frozenset({b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC"})
+
+
+def _bad_length(length: int, frame_bytes_max: int) -> str:
+    if length < 4:
+        return f"frame length {length} is smaller than the header length word"
+    return (
+        f"frame length {length} (0x{length:08x}) is above the limit of {frame_bytes_max} bytes;"
+        " either the peer does not speak this protocol or it sends too much at once"
+    )

@@ -1,0 +1,157 @@
+"""One connection without its socket: bytes in, requests out; commands in, bytes out.
+
+Theory of operation. A connection carries two independent conversations. Requests of the peer come
+out of `receive` and are answered with the bytes of `reply`. Requests of ours get their bytes and
+an opaque number from `request`; the waiter given with them is called exactly once, with the
+answer (`receive`) or with the error that ended the connection (`closed`), unless it was withdrawn
+(`forget`). Opaque numbers of the two directions never meet: the response bit tells them apart.
+
+The driver owns the socket and time: it feeds what it read, writes what it gets, forgets waiters
+whose time is over, and closes the connection when `receive` raises ProtocolError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cosmodrome.errors import Code, CosmodromeError, Refused, Unreachable
+from cosmodrome.layout import (
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    FRAME_BYTES_MAX,
+    SERIALIZE_BINARY,
+    SERIALIZE_JSON,
+)
+from cosmodrome.wire.frame import Frame, FrameSplitter, encode
+from cosmodrome.wire.table import Command, Reply
+from cosmodrome.wire.table import encode as encode_row
+
+WAITERS_MAX = 65_535  # requests of ours that may be out at once
+
+Waiter = Callable[[Frame | CosmodromeError], None]
+
+_OPAQUE_MAX = 0x7FFFFFFF
+_BINARY_CODE_MAX = 0x7FFF
+
+
+class Session:
+    """See the module's theory of operation. Not safe for use from several threads."""
+
+    def __init__(
+        self,
+        *,
+        serialize: int = SERIALIZE_JSON,
+        waiters_max: int = WAITERS_MAX,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+    ) -> None:
+        self._serialize = serialize
+        self._waiters_max = waiters_max
+        self._splitter = FrameSplitter(frame_bytes_max)
+        self._waiters: dict[int, Waiter] = {}
+        self._opaque = 0
+        self._ended: CosmodromeError | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Requests of ours that are still unanswered."""
+        return len(self._waiters)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of a frame that has not arrived completely."""
+        return self._splitter.pending_bytes
+
+    def receive(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """Take what the peer sent. Answers go to their waiters, requests are returned.
+
+        An answer that nobody waits for (any more) is dropped. ProtocolError is final.
+        """
+        if self._ended is not None:
+            return []
+        requests: list[Frame] = []
+        for frame in self._splitter.feed(data):
+            if frame.serialize == SERIALIZE_BINARY:
+                # Compat: the C++ and Node clients read only JSON headers, so binary ones are
+                # sent only to a peer that has shown that it knows them.
+                self._serialize = SERIALIZE_BINARY
+            if not frame.flag & FLAG_RESPONSE:
+                requests.append(frame)
+                continue
+            waiter = self._waiters.pop(frame.opaque, None)
+            if waiter is not None:
+                waiter(frame)
+        return requests
+
+    def request(
+        self, command: Command[Any], waiter: Waiter | None = None, *, oneway: bool = False
+    ) -> tuple[int, bytes]:
+        """Opaque number and bytes of a request of ours.
+
+        A request that is not one-way needs a waiter; it is called once, with the answer or with
+        the error that ended the connection.
+        """
+        if oneway == (waiter is not None):
+            raise ValueError("a request has a waiter or is one-way, not both and not neither")
+        if self._ended is not None:
+            raise self._ended
+        if len(self._waiters) >= self._waiters_max:
+            raise Refused(
+                Code.SYSTEM_BUSY,
+                f"{self._waiters_max} requests on this connection are unanswered;"
+                " wait for some of them or use another connection",
+            )
+        opaque = self._next_opaque()
+        code = command.request_code
+        data = encode(
+            Frame(
+                code,
+                opaque,
+                FLAG_ONEWAY if oneway else 0,
+                encode_row(command),
+                command.body,
+                serialize=self._serialize if code <= _BINARY_CODE_MAX else SERIALIZE_JSON,
+            )
+        )
+        if waiter is not None:
+            self._waiters[opaque] = waiter
+        return opaque, data
+
+    def forget(self, opaque: int) -> bool:
+        """Withdraw a waiter (its time is over); a late answer will be dropped."""
+        return self._waiters.pop(opaque, None) is not None
+
+    def reply(self, request: Frame, answer: Reply) -> bytes:
+        """The bytes that answer `request`, in the header form the requester used.
+
+        Nothing for a one-way request: it is never answered, not even with an error.
+        """
+        if request.flag & FLAG_ONEWAY:
+            return b""
+        return encode(
+            Frame(
+                answer.code,
+                request.opaque,
+                FLAG_RESPONSE,
+                encode_row(answer),
+                answer.body,
+                answer.remark,
+                serialize=request.serialize,
+            )
+        )
+
+    def closed(self, error: CosmodromeError | None = None) -> None:
+        """The connection is gone: every waiter gets `error`, later requests raise it."""
+        if self._ended is not None:
+            return
+        self._ended = error if error is not None else Unreachable("the connection was closed")
+        waiters, self._waiters = self._waiters, {}
+        for waiter in waiters.values():
+            waiter(self._ended)
+
+    def _next_opaque(self) -> int:
+        # Compat: the Node client replaces opaque 0 by one of its own, so 0 is never used.
+        while True:
+            self._opaque = self._opaque + 1 if self._opaque < _OPAQUE_MAX else 1
+            if self._opaque not in self._waiters:
+                return self._opaque
