@@ -1,0 +1,79 @@
+"""A broker's settings, runtime figures and housekeeping."""
+
+from __future__ import annotations
+
+from cosmodrome.wire.commands.fields import Int32, Int64
+from cosmodrome.wire.table import BROKER, Command, Reply, command
+
+_DROPPED = "dropped upstream: never sent by any client"
+_NO_CLEANING = "starting a clean-up by hand is not served yet; files expire on their own"
+
+
+class GetBrokerConfigReply(Reply):
+    """Settings as properties text; `version` is a DataVersion in JSON."""
+
+    version: str
+
+
+@command(
+    25,
+    "UPDATE_BROKER_CONFIG",
+    served_by=BROKER,
+    planned="changing settings while running is not served yet; edit the file and restart",
+)
+class UpdateBrokerConfig(Command[Reply]):
+    """Change settings; the body is properties text."""
+
+
+@command(26, "GET_BROKER_CONFIG", served_by=BROKER)
+class GetBrokerConfig(Command[GetBrokerConfigReply]):
+    """All settings as properties text."""
+
+
+@command(27, "TRIGGER_DELETE_FILES", served_by=BROKER, planned=_DROPPED)
+class TriggerDeleteFiles(Command[Reply]):
+    """Unused."""
+
+
+@command(28, "GET_BROKER_RUNTIME_INFO", served_by=BROKER)
+class GetBrokerRuntimeInfo(Command[Reply]):
+    """Runtime figures as text; answers KVTable."""
+
+
+@command(306, "CLEAN_EXPIRED_CONSUMEQUEUE", served_by=BROKER, planned=_NO_CLEANING)
+class CleanExpiredConsumequeue(Command[Reply]):
+    """Drop queue files whose messages are gone."""
+
+
+@command(329, "DELETE_EXPIRED_COMMITLOG", served_by=BROKER, planned=_NO_CLEANING)
+class DeleteExpiredCommitlog(Command[Reply]):
+    """Drop expired log files now."""
+
+
+@command(
+    315,
+    "VIEW_BROKER_STATS_DATA",
+    served_by=BROKER,
+    planned="per-topic and per-group rates are not served yet",
+)
+class ViewBrokerStatsData(Command[Reply]):
+    """Sum, rate and average of one statistic; answers BrokerStatsData."""
+
+    stats_name: str
+    stats_key: str
+
+
+@command(
+    321,
+    "QUERY_CONSUME_QUEUE",
+    served_by=BROKER,
+    planned="looking into a consume queue is not served yet",
+)
+class QueryConsumeQueue(Command[Reply]):
+    """Entries of a consume queue; answers QueryConsumeQueueResponseBody."""
+
+    topic: str | None = None
+    queue_id: Int32 | None = None
+    index: Int64 | None = None
+    count: Int32 | None = None
+    consumer_group: str | None = None
