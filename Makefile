@@ -1,0 +1,64 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q --retries 8 --timeout 60
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check tidy oracle bench golden docs lock clean
+
+help: ## show the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+run: $(VENV)/.run ## start a name server and a broker; ARGS="--broker-port 0 ..." adds flags
+	$(BIN)/cosmo up $(ARGS)
+
+test: $(VENV)/.dev ## all tests that need nothing but Python
+	$(BIN)/python -m pytest tests --ignore tests/oracle -n 2 --dist loadfile -q $(ARGS)
+
+check: $(VENV)/.dev ## formatting, lint, types, and the rules of the house
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/tidy -q
+
+oracle: $(VENV)/.dev ## unmodified Java, Go, C++ and Node clients against this node
+	$(BIN)/python -m pytest tests/oracle -q $(ARGS)
+
+bench: $(VENV)/.dev ## a first measurement, the Java broker beside it
+	$(BIN)/python -m bench.run $(ARGS)
+
+golden: $(VENV)/.dev ## record the fixtures of tests/golden from the real Java system again
+	$(BIN)/python -m tools.golden $(ARGS)
+
+docs: $(VENV)/.dev ## write the generated documents again
+	$(BIN)/python -m cosmodrome.wire.document > docs/protocol.md
+	$(BIN)/python -m cosmodrome.env.document > docs/settings.md
+
+lock: ## resolve the dependencies again and pin them by hash
+	$(PYTHON) -m venv build/lock && build/lock/bin/python -m pip install -q pip-tools
+	build/lock/bin/pip-compile -q --upgrade --no-header --all-build-deps --allow-unsafe --strip-extras \
+	  --generate-hashes --no-emit-options -o requirements.lock pyproject.toml
+	build/lock/bin/pip-compile -q --upgrade --no-header --all-build-deps --allow-unsafe --strip-extras \
+	  --generate-hashes --no-emit-options --extra dev -o requirements-dev.lock pyproject.toml
+
+clean: ## remove what the targets made, except the virtual environment
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -f src/cosmodrome/speed/native.c src/cosmodrome/speed/native*.so
+
+# The compiled core is optional: without a compiler the same package runs on its pure twin.
+$(VENV)/.run: requirements.lock pyproject.toml setup.py src/cosmodrome/speed/native.pyx | $(VENV)/bin/python
+	$(PIP) --require-hashes -r requirements.lock
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock $(VENV)/.run
+	$(PIP) --require-hashes -r requirements-dev.lock
+	@touch $@
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed; name one with 'make PYTHON=python3.12 ...'" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,166 @@
+"""The `cosmo` command: its words, flags and exit codes. Work happens in `serve.py`.
+
+Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage. Data goes to stdout,
+everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from cosmodrome import __version__
+from cosmodrome.cli import settings
+from cosmodrome.errors import CosmodromeError
+
+EXIT_ERROR = 1
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="cosmo")
+def cosmo() -> None:
+    """A message system that speaks the RocketMQ remoting protocol.
+
+    `cosmo up` starts a name server and a broker in one process; point any RocketMQ client at it.
+    """
+
+
+@cosmo.group()
+def namesrv() -> None:
+    """The name server alone."""
+
+
+@cosmo.group()
+def broker() -> None:
+    """The broker alone."""
+
+
+def _common(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option(
+            "--log-level",
+            type=click.Choice(["debug", "info", "warning", "error"]),
+            default="info",
+            show_default=True,
+            help="What to log, on stderr.",
+        ),
+        click.option(
+            "-p", "--print-config", is_flag=True, help="Print the effective settings and exit."
+        ),
+        click.option(
+            "--set",
+            "pairs",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Any RocketMQ setting; may be repeated and wins over file and environment.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@cosmo.command()
+@click.option("--data", metavar="DIR", help="Store root.  [default: ./cosmo-data]")
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--namesrv-port", type=int, help="Name server port; 0 picks one.  [default: 9876]")
+@click.option("--broker-port", type=int, help="Broker port; 0 picks one.  [default: 10911]")
+@click.option(
+    "--http-port", type=int, default=8080, show_default=True, help="Health port; 0 picks one."
+)
+@click.option("-c", "--config", "file", metavar="FILE", help="A broker.conf properties file.")
+@_common
+def up(
+    data: str | None,
+    host: str | None,
+    namesrv_port: int | None,
+    broker_port: int | None,
+    http_port: int,
+    file: str | None,
+    pairs: tuple[str, ...],
+    print_config: bool,
+    log_level: str,
+) -> None:
+    """Start a name server, a broker and the health port in one process."""
+    chosen = settings.for_up(
+        os.environ,
+        file=file,
+        pairs=pairs,
+        data=data,
+        host=host,
+        namesrv_port=namesrv_port,
+        broker_port=broker_port,
+    )
+    if print_config:
+        click.echo(chosen.text(), nl=False)
+        return
+    from cosmodrome.cli import serve
+
+    serve.run_up(chosen, http_port=http_port, log_level=log_level)
+
+
+@namesrv.command("run")
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="Port; 0 picks one.  [default: 9876]")
+@click.option("-c", "--config", "file", metavar="FILE", help="A namesrv.conf properties file.")
+@_common
+def namesrv_run(
+    host: str | None,
+    port: int | None,
+    file: str | None,
+    pairs: tuple[str, ...],
+    print_config: bool,
+    log_level: str,
+) -> None:
+    """Start a name server."""
+    chosen = settings.for_nameserver(os.environ, file=file, pairs=pairs, host=host, port=port)
+    if print_config:
+        click.echo(chosen.text(), nl=False)
+        return
+    from cosmodrome.cli import serve
+
+    serve.run_nameserver(chosen, log_level=log_level)
+
+
+@broker.command("run")
+@click.option("-n", "--namesrv", metavar="HOST:PORT[;HOST:PORT]", help="Name servers to join.")
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--data", metavar="DIR", help="Store root.  [default: ~/store]")
+@click.option("--port", type=int, help="Port; 0 picks one.  [default: 10911]")
+@click.option("-c", "--config", "file", metavar="FILE", help="A broker.conf properties file.")
+@_common
+def broker_run(
+    namesrv: str | None,
+    host: str | None,
+    data: str | None,
+    port: int | None,
+    file: str | None,
+    pairs: tuple[str, ...],
+    print_config: bool,
+    log_level: str,
+) -> None:
+    """Start a broker."""
+    chosen = settings.for_broker(
+        os.environ, file=file, pairs=pairs, namesrv=namesrv, host=host, data=data, port=port
+    )
+    if print_config:
+        click.echo(chosen.text(), nl=False)
+        return
+    from cosmodrome.cli import serve
+
+    serve.run_broker(chosen, log_level=log_level)
+
+
+def main() -> None:
+    try:
+        cosmo(prog_name="cosmo")
+    except CosmodromeError as error:
+        click.echo(f"cosmo: {error}", err=True)
+        sys.exit(EXIT_ERROR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Runs servers until they are told to stop: loop, logging, signals, the first lines printed.
+
+SIGTERM and SIGINT drain and stop cleanly; a second one ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import click
+
+from cosmodrome import __version__, speed
+from cosmodrome.broker.app import Broker, build_broker
+from cosmodrome.cli.settings import Chosen
+from cosmodrome.env.base import Env
+from cosmodrome.env.options import (
+    BrokerOptions,
+    NameServerOptions,
+    SocketOptions,
+    StoreOptions,
+)
+from cosmodrome.env.real import real_env
+from cosmodrome.errors import ConfigError
+from cosmodrome.nameserver.app import NameServer, build_nameserver
+from cosmodrome.transport.health import HealthServer
+
+log = logging.getLogger("cosmo")
+
+EXIT_SECOND_SIGNAL = 130
+
+
+class Part(Protocol):
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+def run_up(chosen: Chosen, *, http_port: int, log_level: str) -> None:
+    assert chosen.broker is not None and chosen.nameserver is not None
+    env = real_env()
+    nameserver = _nameserver(chosen, env)
+
+    async def serve(stop: asyncio.Event) -> None:
+        began = asyncio.get_running_loop().time()
+        started = False
+        broker: Broker | None = None
+
+        def startup() -> tuple[bool, str]:
+            return (started, "started" if started else "starting: the store is recovering")
+
+        def ready() -> tuple[bool, str]:
+            return broker.ready() if started and broker is not None else startup()
+
+        host = _bind_address(chosen)
+        health = HealthServer(
+            {"/livez": lambda: (True, "alive"), "/readyz": ready, "/startupz": startup}
+        )
+        async with _running(nameserver, flag="--namesrv-port"):
+            http = await _listen(health.listen(host, http_port), "--http-port", http_port)
+            try:
+                broker = _broker(chosen, env, namesrv=nameserver.address)
+                async with _running(broker, flag="--broker-port"):
+                    started = True
+                    await _until_ready(broker)
+                    seconds = asyncio.get_running_loop().time() - began
+                    _say_up(chosen, nameserver, broker, f"{host}:{http}", seconds)
+                    await stop.wait()
+                    log.info("stopping: draining requests and syncing the store")
+            finally:
+                await health.stop()
+
+    _run(serve, log_level)
+
+
+def run_nameserver(chosen: Chosen, *, log_level: str) -> None:
+    nameserver = _nameserver(chosen, real_env())
+
+    async def serve(stop: asyncio.Event) -> None:
+        async with _running(nameserver, flag="--port"):
+            click.echo(f"cosmodrome {__version__} name server is ready on {nameserver.address}")
+            await stop.wait()
+
+    _run(serve, log_level)
+
+
+def run_broker(chosen: Chosen, *, log_level: str) -> None:
+    assert chosen.broker is not None
+    if not chosen.broker.get(BrokerOptions).namesrv_addr:
+        raise ConfigError(
+            "no name server given; use -n HOST:PORT, NAMESRV_ADDR or namesrvAddr in the file"
+        )
+
+    async def serve(stop: asyncio.Event) -> None:
+        broker = _broker(chosen, real_env())
+        async with _running(broker, flag="--port"):
+            click.echo(f"cosmodrome {__version__} broker is ready on {broker.address}")
+            await stop.wait()
+            log.info("stopping: draining requests and syncing the store")
+
+    _run(serve, log_level)
+
+
+class _running:
+    """Start a part, stop it on the way out, and explain a port that is taken."""
+
+    def __init__(self, part: Part, *, flag: str) -> None:
+        self._part = part
+        self._flag = flag
+
+    async def __aenter__(self) -> None:
+        try:
+            await self._part.start()
+        except OSError as error:
+            await self._part.stop()
+            raise _explained(error, self._flag) from None
+        except BaseException:
+            await self._part.stop()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._part.stop()
+
+
+async def _listen(work: Awaitable[int], flag: str, port: int) -> int:
+    try:
+        return await work
+    except OSError as error:
+        raise _explained(error, flag) from None
+
+
+def _explained(error: OSError, flag: str) -> ConfigError:
+    text = str(error)
+    if "address already in use" in text.lower():
+        return ConfigError(
+            f"{text}; another program has this port: stop it, or choose another with"
+            f" {flag} (0 picks a free one)"
+        )
+    return ConfigError(text)
+
+
+async def _until_ready(broker: Broker) -> None:
+    """Registration takes a few milliseconds; say "ready" only when clients would agree."""
+    for _ in range(200):
+        if broker.ready()[0]:
+            return
+        await asyncio.sleep(0.01)
+    log.warning("not ready yet reason=%r", broker.ready()[1])
+
+
+def _run(serve: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> None:
+    logging.basicConfig(
+        level=log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    if speed.FLAVOUR == "pure":
+        log.warning("the compiled core is not loaded: slower, same behaviour; see README")
+
+    async def guarded() -> None:
+        stop = asyncio.Event()
+
+        def asked() -> None:
+            if stop.is_set():
+                os._exit(EXIT_SECOND_SIGNAL)
+            stop.set()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, asked)
+        await serve(stop)
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(guarded())
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def _nameserver(chosen: Chosen, env: Env) -> NameServer:
+    assert chosen.nameserver is not None
+    return build_nameserver(
+        chosen.nameserver.get(NameServerOptions), chosen.nameserver.get(SocketOptions), env
+    )
+
+
+def _broker(chosen: Chosen, env: Env, *, namesrv: str = "") -> Broker:
+    assert chosen.broker is not None
+    options = chosen.broker.get(BrokerOptions)
+    if namesrv:
+        from msgspec.structs import replace
+
+        others = [address for address in options.namesrv_addr.split(";") if address]
+        options = replace(options, namesrv_addr=";".join([namesrv, *others]))
+    return build_broker(
+        options, chosen.broker.get(StoreOptions), chosen.broker.get(SocketOptions), env
+    )
+
+
+def _bind_address(chosen: Chosen) -> str:
+    assert chosen.broker is not None
+    return chosen.broker.get(BrokerOptions).bind_address
+
+
+def _say_up(
+    chosen: Chosen, nameserver: NameServer, broker: Broker, http: str, seconds: float
+) -> None:
+    assert chosen.broker is not None
+    store = chosen.broker.get(StoreOptions)
+    promise = {
+        "SYNC_FLUSH": "an acknowledgement means synced to disk",
+        "ASYNC_FLUSH": "an acknowledgement means in the page cache",
+    }[store.flush_disk_type]
+    click.echo(
+        f"""cosmodrome {__version__} is ready after {seconds:.2f} s
+  name server  {nameserver.address}
+  broker       {broker.address}  ({broker.name} in {broker.cluster}, VIP port {broker.vip_port})
+  health       http://{http}/readyz
+  data         {store.store_path_root_dir}  ({store.flush_disk_type}: {promise})
+  core         {speed.FLAVOUR}
+
+Try next:
+  point any RocketMQ client at {nameserver.address}; unknown topics are created by the first send
+  curl http://{http}/readyz
+  Ctrl-C stops cleanly; what was acknowledged is kept"""
+    )
+    sys.stdout.flush()

@@ -1,0 +1,158 @@
+"""Flags of the command line joined with environment, file and defaults, one kind per command."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+
+from cosmodrome.env.config import Settings, Source, environment_source, flag_source, resolve
+from cosmodrome.env.options import (
+    BrokerOptions,
+    NameServerOptions,
+    Options,
+    SocketOptions,
+    StoreOptions,
+)
+from cosmodrome.env.real import RealDisk
+from cosmodrome.errors import ConfigError, CosmodromeError
+from cosmodrome.wire.properties_text import format_properties_text, parse_properties_text
+
+BROKER_GROUPS: tuple[type[Options], ...] = (BrokerOptions, StoreOptions, SocketOptions)
+NAMESERVER_GROUPS: tuple[type[Options], ...] = (NameServerOptions, SocketOptions)
+UP_DATA = "cosmo-data"
+# `cosmo up` runs two servers; these keys mean the broker's, the name server has its own flags.
+_BROKER_FIRST = frozenset({"listenPort", "bindAddress"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a command runs with; a part it does not run is None."""
+
+    broker: Settings | None = None
+    nameserver: Settings | None = None
+
+    def text(self) -> str:
+        """The effective settings as properties, for --print-config."""
+        merged: dict[str, str] = {}
+        for settings in (self.nameserver, self.broker):
+            if settings is not None:
+                merged.update((key, _shown(value)) for key, value in settings.items())
+        return format_properties_text(dict(sorted(merged.items())))
+
+
+def for_broker(
+    environ: Mapping[str, str],
+    *,
+    file: str | None = None,
+    pairs: Sequence[str] = (),
+    namesrv: str | None = None,
+    host: str | None = None,
+    data: str | None = None,
+    port: int | None = None,
+) -> Chosen:
+    flags = _flags(
+        namesrvAddr=namesrv, bindAddress=host, storePathRootDir=_absolute(data), listenPort=port
+    )
+    home = os.path.join(os.path.expanduser("~"), "store")
+    return Chosen(
+        broker=_resolve(BROKER_GROUPS, {"storePathRootDir": home}, file, environ, flags, pairs)
+    )
+
+
+def for_nameserver(
+    environ: Mapping[str, str],
+    *,
+    file: str | None = None,
+    pairs: Sequence[str] = (),
+    host: str | None = None,
+    port: int | None = None,
+) -> Chosen:
+    home = environ.get("ROCKETMQ_HOME") or os.path.expanduser("~")
+    defaults = {"kvConfigPath": os.path.join(home, "namesrv", "kvConfig.json")}
+    if file is not None:
+        defaults["configStorePath"] = os.path.abspath(file)
+    flags = _flags(bindAddress=host, listenPort=port)
+    return Chosen(nameserver=_resolve(NAMESERVER_GROUPS, defaults, file, environ, flags, pairs))
+
+
+def for_up(
+    environ: Mapping[str, str],
+    *,
+    file: str | None = None,
+    pairs: Sequence[str] = (),
+    data: str | None = None,
+    host: str | None = None,
+    namesrv_port: int | None = None,
+    broker_port: int | None = None,
+) -> Chosen:
+    own = _keys(NAMESERVER_GROUPS) - _BROKER_FIRST
+    shared = own & _keys(BROKER_GROUPS)
+    given = flag_source(pairs).values
+    for_own = [f"{key}={value}" for key, value in given.items() if key in own]
+    for_broker_ = [
+        f"{key}={value}" for key, value in given.items() if key not in own or key in shared
+    ]
+    broker = _resolve(
+        BROKER_GROUPS,
+        {"storePathRootDir": os.path.abspath(UP_DATA)},
+        file,
+        {name: value for name, value in environ.items() if name != "NAMESRV_ADDR"},
+        _flags(storePathRootDir=_absolute(data), bindAddress=host, listenPort=broker_port),
+        for_broker_,
+    )
+    root = broker.get(StoreOptions).store_path_root_dir
+    nameserver = _resolve(
+        NAMESERVER_GROUPS,
+        {
+            "kvConfigPath": os.path.join(root, "config", "kvConfig.json"),
+            "bindAddress": broker.get(BrokerOptions).bind_address,
+        },
+        None,
+        {name: value for name, value in environ.items() if name == "ROCKETMQ_HOME"},
+        _flags(bindAddress=host, listenPort=namesrv_port),
+        for_own,
+    )
+    return Chosen(broker=broker, nameserver=nameserver)
+
+
+def _resolve(
+    groups: Sequence[type[Options]],
+    defaults: Mapping[str, str],
+    file: str | None,
+    environ: Mapping[str, str],
+    flags: Source,
+    pairs: Sequence[str],
+) -> Settings:
+    sources = [Source("default", defaults)]
+    if file is not None:
+        sources.append(Source(file, _read(file)))
+    sources.append(environment_source(environ, groups))
+    sources.append(flag_source(pairs))
+    sources.append(flags)
+    return resolve(groups, sources)
+
+
+def _read(path: str) -> dict[str, str]:
+    try:
+        return parse_properties_text(RealDisk().read(path).decode("utf-8", "replace"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; check -c/--config") from None
+    except CosmodromeError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _flags(**given: str | int | None) -> Source:
+    return Source("flag", {key: str(value) for key, value in given.items() if value is not None})
+
+
+def _keys(groups: Sequence[type[Options]]) -> set[str]:
+    return {key for key, _ in Settings(groups).items()}
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else os.path.abspath(path)
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
