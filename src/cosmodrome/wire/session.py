@@ -2,9 +2,9 @@
 
 Theory of operation. A connection carries two independent conversations. Requests of the peer come
 out of `receive` and are answered with the bytes of `reply`. Requests of ours get their bytes and
-an opaque number from `request`; the waiter given with them is called exactly once, with the
-answer (`receive`) or with the error that ended the connection (`closed`), unless it was withdrawn
-(`forget`). Opaque numbers of the two directions never meet: the response bit tells them apart.
+an opaque number from `request`; the waiter given with them is settled exactly once, with the
+answer (`receive`) or with the error that ended the connection (`close`), unless it was withdrawn
+(`forget`) or is done already. Opaque numbers of the two directions never meet: the response bit tells them apart.
 
 The driver owns the socket and time: it feeds what it read, writes what it gets, forgets waiters
 whose time is over, and closes the connection when `receive` raises ProtocolError.
@@ -13,9 +13,9 @@ whose time is over, and closes the connection when `receive` raises ProtocolErro
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from cosmodrome.errors import Code, CosmodromeError, Refused, Unreachable
+from cosmodrome.errors import Code, CosmodromeError, Refused
 from cosmodrome.layout import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
@@ -29,7 +29,16 @@ from cosmodrome.wire.table import encode as encode_row
 
 WAITERS_MAX = 65_535  # requests of ours that may be out at once
 
-Waiter = Callable[[Frame | CosmodromeError], None]
+
+class Waiter(Protocol):
+    """What waits for an answer; an asyncio Future of a Frame is one."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Frame, /) -> None: ...
+
+    def set_exception(self, exception: CosmodromeError, /) -> None: ...
+
 
 _OPAQUE_MAX = 0x7FFFFFFF
 _BINARY_CODE_MAX = 0x7FFF
@@ -50,7 +59,7 @@ class Session:
         self._splitter = FrameSplitter(frame_bytes_max)
         self._waiters: dict[int, Waiter] = {}
         self._opaque = 0
-        self._ended: CosmodromeError | None = None
+        self._ended: Callable[[], CosmodromeError] | None = None
 
     @property
     def waiting(self) -> int:
@@ -79,22 +88,14 @@ class Session:
                 requests.append(frame)
                 continue
             waiter = self._waiters.pop(frame.opaque, None)
-            if waiter is not None:
-                waiter(frame)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(frame)
         return requests
 
-    def request(
-        self, command: Command[Any], waiter: Waiter | None = None, *, oneway: bool = False
-    ) -> tuple[int, bytes]:
-        """Opaque number and bytes of a request of ours.
-
-        A request that is not one-way needs a waiter; it is called once, with the answer or with
-        the error that ended the connection.
-        """
-        if oneway == (waiter is not None):
-            raise ValueError("a request has a waiter or is one-way, not both and not neither")
+    def request(self, command: Command[Any], waiter: Waiter) -> tuple[int, bytes]:
+        """Opaque number and bytes of a request of ours, whose answer settles `waiter`."""
         if self._ended is not None:
-            raise self._ended
+            raise self._ended()
         if len(self._waiters) >= self._waiters_max:
             raise Refused(
                 Code.SYSTEM_BUSY,
@@ -102,20 +103,15 @@ class Session:
                 " wait for some of them or use another connection",
             )
         opaque = self._next_opaque()
-        code = command.request_code
-        data = encode(
-            Frame(
-                code,
-                opaque,
-                FLAG_ONEWAY if oneway else 0,
-                encode_row(command),
-                command.body,
-                serialize=self._serialize if code <= _BINARY_CODE_MAX else SERIALIZE_JSON,
-            )
-        )
-        if waiter is not None:
-            self._waiters[opaque] = waiter
+        data = self._encode(command, opaque, 0)
+        self._waiters[opaque] = waiter
         return opaque, data
+
+    def push(self, command: Command[Any]) -> bytes:
+        """The bytes of a one-way request of ours: nobody answers it."""
+        if self._ended is not None:
+            raise self._ended()
+        return self._encode(command, self._next_opaque(), FLAG_ONEWAY)
 
     def forget(self, opaque: int) -> bool:
         """Withdraw a waiter (its time is over); a late answer will be dropped."""
@@ -140,14 +136,25 @@ class Session:
             )
         )
 
-    def closed(self, error: CosmodromeError | None = None) -> None:
-        """The connection is gone: every waiter gets `error`, later requests raise it."""
+    def close(self, error: Callable[[], CosmodromeError]) -> None:
+        """The connection is gone: waiters fail with `error()`, later requests raise it.
+
+        Each gets an exception of its own, because raising one adds its traceback to it.
+        """
         if self._ended is not None:
             return
-        self._ended = error if error is not None else Unreachable("the connection was closed")
+        self._ended = error
         waiters, self._waiters = self._waiters, {}
         for waiter in waiters.values():
-            waiter(self._ended)
+            if not waiter.done():
+                waiter.set_exception(error())
+
+    def _encode(self, command: Command[Any], opaque: int, flag: int) -> bytes:
+        code = command.request_code
+        serialize = self._serialize if code <= _BINARY_CODE_MAX else SERIALIZE_JSON
+        return encode(
+            Frame(code, opaque, flag, encode_row(command), command.body, serialize=serialize)
+        )
 
     def _next_opaque(self) -> int:
         # Compat: the Node client replaces opaque 0 by one of its own, so 0 is never used.
