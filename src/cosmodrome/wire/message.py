@@ -14,7 +14,6 @@ import lz4.frame
 import zstandard
 
 from cosmodrome import speed
-from cosmodrome import speed
 from cosmodrome.errors import ProtocolError
 from cosmodrome.layout import (
     HOST_V4_BYTES,
@@ -100,11 +99,6 @@ def format_properties(pairs: Mapping[str, str]) -> str:
 def tags_code(tags: str) -> int:
     """The number that stands for a tag in a queue entry; different tags may share one."""
     return speed.java_hash(tags)
-
-
-def tags_code(tags: str | None) -> int:
-    """What a queue entry keeps of a tag: Java's hash of it, 0 without tag."""
-    return speed.java_hash(tags) if tags else 0
 
 
 def offset_message_id(store_host: bytes, log_offset: int) -> str:

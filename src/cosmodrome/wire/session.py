@@ -4,7 +4,8 @@ Theory of operation. A connection carries two independent conversations. Request
 out of `receive` and are answered with the bytes of `reply`. Requests of ours get their bytes and
 an opaque number from `request`; the waiter given with them is settled exactly once, with the
 answer (`receive`) or with the error that ended the connection (`close`), unless it was withdrawn
-(`forget`) or is done already. Opaque numbers of the two directions never meet: the response bit tells them apart.
+(`forget`) or is done already. Opaque numbers of the two directions never meet: the response bit
+tells them apart.
 
 The driver owns the socket and time: it feeds what it read, writes what it gets, forgets waiters
 whose time is over, and closes the connection when `receive` raises ProtocolError.
