@@ -1,0 +1,491 @@
+"""The JSON bodies of requests and answers, as typed values.
+
+`decode` takes what any client sends: unknown members, numbers as strings, missing or null
+members, bare integer keys, objects as keys. `encode` writes what upstream writes: compact, members
+in alphabetical order (the order of declaration here), and upstream's dialect where a map has
+integer or object keys. Names of upstream's enumerations stay plain strings.
+Members that only 5.x knows are UNSET, and so not written, unless they were read.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType, field
+
+from cosmodrome import speed
+from cosmodrome.errors import ProtocolError
+from cosmodrome.wire import fastjson
+from cosmodrome.wire.frame import VERSION
+
+B = TypeVar("B", bound="Body")
+
+PERM_INHERIT, PERM_WRITE, PERM_READ = 1, 2, 4
+TAG, SQL92 = "TAG", "SQL92"
+EVERYTHING = "*"
+
+CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
+MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
+CONSUME_FROM_WHERE = (
+    "CONSUME_FROM_LAST_OFFSET",
+    "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+    "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET",
+    "CONSUME_FROM_FIRST_OFFSET",
+    "CONSUME_FROM_TIMESTAMP",
+)
+_ENUMERATIONS = frozenset({"consumeType", "messageModel", "consumeFromWhere"})
+
+
+class Body(msgspec.Struct, rename="camel", kw_only=True):
+    """What all bodies share."""
+
+    # The body has maps whose keys upstream writes bare, or whose keys are whole objects.
+    bare_keys: ClassVar[bool] = False
+    object_keys: ClassVar[bool] = False
+
+
+class MessageQueue(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """One queue of a topic on one broker; usable as a map key."""
+
+    broker_name: str
+    queue_id: int
+    topic: str
+
+
+class DataVersion(Body, kw_only=True):
+    """Version of a persisted table: grows with every change."""
+
+    counter: int = 0
+    state_version: int | UnsetType = UNSET
+    timestamp: int = 0
+
+
+# --- topics and registration ---------------------------------------------------------------
+
+
+class TopicConfig(Body, kw_only=True):
+    attributes: dict[str, str] | UnsetType = UNSET
+    order: bool = False
+    perm: int = PERM_READ | PERM_WRITE
+    read_queue_nums: int = 16
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_name: str
+    topic_sys_flag: int = 0
+    write_queue_nums: int = 16
+
+
+class TopicConfigSerializeWrapper(Body, kw_only=True):
+    data_version: DataVersion = field(default_factory=DataVersion)
+    topic_config_table: dict[str, TopicConfig] = {}
+
+
+class RegisterBrokerBody(Body, kw_only=True):
+    filter_server_list: list[str] = []
+    topic_config_serialize_wrapper: TopicConfigSerializeWrapper = field(
+        default_factory=TopicConfigSerializeWrapper
+    )
+
+
+class TopicList(Body, kw_only=True):
+    broker_addr: str | UnsetType = UNSET
+    topic_list: list[str] = []
+
+
+class TopicOffset(Body, kw_only=True):
+    last_update_timestamp: int = 0
+    max_offset: int = 0
+    min_offset: int = 0
+
+
+class TopicStatsTable(Body, kw_only=True):
+    object_keys = True
+
+    offset_table: dict[MessageQueue, TopicOffset] = {}
+
+
+# --- routes --------------------------------------------------------------------------------
+
+
+class QueueData(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """A broker's queues of one topic. Frozen: the system flag has two names that must agree."""
+
+    broker_name: str
+    perm: int
+    read_queue_nums: int
+    topic_syn_flag: int = 0  # Compat: the name that 4.8 and the Go client read
+    topic_sys_flag: int = 0
+    write_queue_nums: int
+
+    def __post_init__(self) -> None:
+        flag = self.topic_sys_flag or self.topic_syn_flag
+        msgspec.structs.force_setattr(self, "topic_sys_flag", flag)
+        msgspec.structs.force_setattr(self, "topic_syn_flag", flag)
+
+
+class BrokerData(Body, kw_only=True):
+    bare_keys = True
+
+    broker_addrs: dict[int, str] = {}
+    broker_name: str
+    cluster: str = ""
+
+
+class TopicRouteData(Body, kw_only=True):
+    bare_keys = True
+
+    broker_datas: list[BrokerData] = []
+    filter_server_table: dict[str, list[str]] = {}
+    order_topic_conf: str | UnsetType = UNSET
+    queue_datas: list[QueueData] = []
+
+
+class ClusterInfo(Body, kw_only=True):
+    bare_keys = True
+
+    broker_addr_table: dict[str, BrokerData] = {}
+    cluster_addr_table: dict[str, list[str]] = {}
+
+
+class KVTable(Body, kw_only=True):
+    table: dict[str, str] = {}
+
+
+# --- groups and progress -------------------------------------------------------------------
+
+
+class SubscriptionGroupConfig(Body, kw_only=True):
+    attributes: dict[str, str] | UnsetType = UNSET
+    broker_id: int = 0
+    consume_broadcast_enable: bool = True
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_message_orderly: bool | UnsetType = UNSET
+    consume_timeout_minute: int | UnsetType = UNSET
+    group_name: str
+    group_retry_policy: dict[str, Any] | UnsetType = UNSET
+    group_sys_flag: int | UnsetType = UNSET
+    notify_consumer_ids_changed_enable: bool = True
+    retry_max_times: int = 16
+    retry_queue_nums: int = 1
+    which_broker_when_consume_slowly: int = 1
+
+
+class SubscriptionGroupWrapper(Body, kw_only=True):
+    data_version: DataVersion = field(default_factory=DataVersion)
+    subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
+
+
+class GroupList(Body, kw_only=True):
+    group_list: list[str] = []
+
+
+class OffsetWrapper(Body, kw_only=True):
+    broker_offset: int = 0
+    consumer_offset: int = 0
+    last_timestamp: int = 0
+
+
+class ConsumeStats(Body, kw_only=True):
+    object_keys = True
+
+    consume_tps: float = 0.0
+    offset_table: dict[MessageQueue, OffsetWrapper] = {}
+
+
+class ConsumerOffsetSerializeWrapper(Body, kw_only=True):
+    """Progress by "topic@group" and queue id."""
+
+    bare_keys = True
+
+    data_version: DataVersion | UnsetType = UNSET
+    offset_table: dict[str, dict[int, int]] = {}
+
+
+# --- clients -------------------------------------------------------------------------------
+
+
+class SubscriptionData(Body, kw_only=True):
+    """What a consumer wants of a topic.
+
+    The hash codes of the tags are always computed here. Compat: the Go client sends hashes of
+    UTF-8 bytes and the C++ client may send none.
+    """
+
+    class_filter_mode: bool = False
+    code_set: list[int] = []
+    expression_type: str = TAG
+    sub_string: str = EVERYTHING
+    sub_version: int = 0
+    tags_set: list[str] = []
+    topic: str
+
+    def __post_init__(self) -> None:
+        self.expression_type = self.expression_type or TAG
+        if self.expression_type != TAG or self.class_filter_mode:
+            return
+        if not self.tags_set and self.sub_string != EVERYTHING:
+            tags = (tag.strip() for tag in self.sub_string.split("||"))
+            self.tags_set = list(dict.fromkeys(tag for tag in tags if tag))
+        self.code_set = list(dict.fromkeys(speed.java_hash(tag) for tag in self.tags_set))
+
+
+class ConsumerData(Body, kw_only=True):
+    consume_from_where: str = CONSUME_FROM_WHERE[0]
+    consume_type: str = "CONSUME_PASSIVELY"
+    group_name: str
+    message_model: str = "CLUSTERING"
+    subscription_data_set: list[SubscriptionData] = []
+    unit_mode: bool = False
+
+    def __post_init__(self) -> None:
+        self.consume_from_where = _enumeration(self.consume_from_where, CONSUME_FROM_WHERE)
+        self.consume_type = _enumeration(self.consume_type, CONSUME_TYPES)
+        self.message_model = _enumeration(self.message_model, MESSAGE_MODELS)
+
+
+class ProducerData(Body, kw_only=True):
+    group_name: str
+
+
+class HeartbeatData(Body, kw_only=True):
+    client_id: str = field(name="clientID")
+    consumer_data_set: list[ConsumerData] = []
+    producer_data_set: list[ProducerData] = []
+
+
+class CheckClientRequestBody(Body, kw_only=True):
+    client_id: str = ""
+    group: str = ""
+    subscription_data: SubscriptionData
+
+
+class LockBatchRequestBody(Body, kw_only=True):
+    client_id: str
+    consumer_group: str
+    mq_set: list[MessageQueue] = []
+
+
+class UnlockBatchRequestBody(LockBatchRequestBody, kw_only=True):
+    pass
+
+
+class LockBatchResponseBody(Body, kw_only=True):
+    lock_ok_mq_set: list[MessageQueue] = field(default_factory=list, name="lockOKMQSet")
+
+
+class GetConsumerListByGroupResponseBody(Body, kw_only=True):
+    consumer_id_list: list[str] = []
+
+
+class Connection(Body, kw_only=True):
+    client_addr: str
+    client_id: str
+    language: str
+    version: int
+
+
+class ConsumerConnection(Body, kw_only=True):
+    connection_set: list[Connection] = []
+    consume_from_where: str = CONSUME_FROM_WHERE[0]
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    subscription_table: dict[str, SubscriptionData] = {}
+
+
+class ProducerConnection(Body, kw_only=True):
+    connection_set: list[Connection] = []
+
+
+class ProducerInfo(Body, kw_only=True):
+    client_id: str
+    language: str
+    last_update_timestamp: int
+    remote_ip: str = field(name="remoteIP")
+    version: int
+
+
+class ProducerTableInfo(Body, kw_only=True):
+    data: dict[str, list[ProducerInfo]] = {}
+
+
+# --- reading and writing -------------------------------------------------------------------
+
+
+def decode(kind: type[B], data: bytes) -> B:
+    """Read a body; ProtocolError names the type and the member or position at fault."""
+    if not kind.object_keys and b'"$ref"' not in data:
+        try:
+            return msgspec.json.decode(data, type=kind, strict=False)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass  # read again below, more slowly and more leniently
+    try:
+        return msgspec.convert(_repair(fastjson.loads(data), kind), kind, strict=False)
+    except (ProtocolError, msgspec.ValidationError) as error:
+        raise ProtocolError(f"{kind.__name__}: {error}") from error
+    except RecursionError:
+        raise ProtocolError(f"{kind.__name__}: nested too deep") from None
+
+
+def encode(body: Body, *, standard: bool = False, pretty: bool = False) -> bytes:
+    """Write a body. `standard` quotes integer and object keys, as strict readers need it;
+    `pretty` is the form of upstream's files."""
+    if pretty or type(body).bare_keys or type(body).object_keys:
+        return fastjson.dumps(_builtins(body), pretty=pretty, quote_keys=standard)
+    return msgspec.json.encode(body)
+
+
+def _repair(value: Any, kind: type[Body]) -> Any:
+    """Drop null members, turn object keys into MessageQueues and ordinals into text."""
+    if isinstance(value, list):
+        return [_repair(item, kind) for item in value if item is not None]
+    if not isinstance(value, dict):
+        return value
+    out: dict[Any, Any] = {}
+    for key, item in value.items():
+        if item is None:
+            continue
+        if key in _ENUMERATIONS and type(item) is int:
+            item = str(item)
+        out[_queue(key) if kind.object_keys else key] = _repair(item, kind)
+    return out
+
+
+def _queue(key: Any) -> Any:
+    if isinstance(key, fastjson.ObjectKey):
+        return msgspec.convert(dict(key), MessageQueue, strict=False)
+    if isinstance(key, str) and key.startswith("{"):
+        # The object as text, which is how a writer of standard JSON has to put it.
+        return msgspec.convert(fastjson.loads(key), MessageQueue, strict=False)
+    return key
+
+
+def _builtins(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        kind = type(value)
+        pairs = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+        members = ((wire_name, getattr(value, name)) for name, wire_name in pairs)
+        return {name: _builtins(member) for name, member in members if member is not UNSET}
+    if isinstance(value, dict):
+        if value and all(isinstance(key, int) for key in value):
+            return {key: _builtins(value[key]) for key in sorted(value)}
+        return {
+            fastjson.ObjectKey.of(_builtins(key)) if isinstance(key, MessageQueue) else key: (
+                _builtins(item)
+            )
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_builtins(item) for item in value]
+    return value
+
+
+def _enumeration(value: str, names: tuple[str, ...]) -> str:
+    """A name in upper case. Compat: the C++ client sends the ordinal."""
+    if value.isascii() and value.isdigit():
+        return names[int(value)] if len(value) < 3 and int(value) < len(names) else names[0]
+    return value.upper()
+
+
+# --- registration, compressed form ------------------------------------------------------------
+# zlib of: length i32, DataVersion | count i32, count × (length i32, topic line) | length i32, list
+# A topic line is "name read write perm filterType" with single blanks (5.x adds attributes).
+
+INFLATED_BYTES_MAX = 64 * 1024 * 1024
+_LENGTH = struct.Struct(">i")
+_BARE_WRAPPER_BEFORE = 37  # Compat: brokers before 3.0.11 send the topics alone
+
+
+def encode_registration(body: RegisterBrokerBody, *, compressed: bool) -> bytes:
+    """The body of REGISTER_BROKER. The compressed form loses `order` and `topicSysFlag`."""
+    if not compressed:
+        return encode(body)
+    wrapper = body.topic_config_serialize_wrapper
+    lines = [
+        f"{topic.topic_name} {topic.read_queue_nums} {topic.write_queue_nums} {topic.perm}"
+        f" {topic.topic_filter_type}".encode()
+        for topic in wrapper.topic_config_table.values()
+    ]
+    version = encode(wrapper.data_version)
+    servers = msgspec.json.encode(body.filter_server_list)
+    parts = [_LENGTH.pack(len(version)), version, _LENGTH.pack(len(lines))]
+    for line in (*lines, servers):
+        parts += (_LENGTH.pack(len(line)), line)
+    return zlib.compress(b"".join(parts), 9)
+
+
+def decode_registration(
+    data: bytes, *, compressed: bool, version: int = VERSION
+) -> RegisterBrokerBody:
+    """Read the body of REGISTER_BROKER; `version` is the one in the request's frame."""
+    if not data:
+        return RegisterBrokerBody()
+    if version < _BARE_WRAPPER_BEFORE:
+        wrapper = decode(TopicConfigSerializeWrapper, data)
+        return RegisterBrokerBody(topic_config_serialize_wrapper=wrapper)
+    if not compressed:
+        return decode(RegisterBrokerBody, data)
+    cursor = _Cursor(_inflate(data))
+    data_version = decode(DataVersion, cursor.take(cursor.length()))
+    topics: dict[str, TopicConfig] = {}
+    for _ in range(cursor.length()):
+        topic = _topic_line(cursor.take(cursor.length()))
+        topics[topic.topic_name] = topic
+    try:
+        servers = msgspec.json.decode(cursor.take(cursor.length()), type=list[str])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"registration: bad list of filter servers: {error}") from error
+    wrapper = TopicConfigSerializeWrapper(data_version=data_version, topic_config_table=topics)
+    return RegisterBrokerBody(filter_server_list=servers, topic_config_serialize_wrapper=wrapper)
+
+
+def _inflate(data: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        text = inflater.decompress(data, INFLATED_BYTES_MAX)
+    except zlib.error as error:
+        raise ProtocolError(f"registration does not inflate: {error}") from error
+    if inflater.unconsumed_tail:
+        raise ProtocolError(f"registration inflates to more than {INFLATED_BYTES_MAX} bytes")
+    if not inflater.eof:
+        raise ProtocolError("registration ends in the middle of its compressed data")
+    return text
+
+
+class _Cursor:
+    """Takes lengths and bytes from a buffer; no length may reach beyond its end."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def length(self) -> int:
+        (length,) = _LENGTH.unpack(self.take(_LENGTH.size))
+        if not 0 <= length <= len(self._data) - self._at:
+            raise ProtocolError(f"registration: length {length} at byte {self._at} is impossible")
+        return int(length)
+
+    def take(self, size: int) -> bytes:
+        end = self._at + size
+        if end > len(self._data):
+            raise ProtocolError(f"registration ends early, at byte {len(self._data)}")
+        taken = self._data[self._at : end]
+        self._at = end
+        return taken
+
+
+def _topic_line(line: bytes) -> TopicConfig:
+    try:
+        name, read, write, perm, filter_type, *_ = line.decode().split(" ", 5)
+        return TopicConfig(
+            topic_name=name,
+            read_queue_nums=int(read),
+            write_queue_nums=int(write),
+            perm=int(perm),
+            topic_filter_type=filter_type,
+        )
+    except ValueError as error:
+        raise ProtocolError(f"registration: bad topic line {line[:80]!r}: {error}") from None
