@@ -1,0 +1,425 @@
+"""One TCP connection that drives a session; servers and channels use the same.
+
+Theory of operation. One socket read becomes one `receive` of the session, which yields all the
+requests that are complete; each goes to the router. Answers, pushes and calls only append to
+an output list, and one write at the end of the loop's turn carries all of it, so a burst of
+requests costs one read and one write. Invariants:
+
+- serving and reading pause while too many requests are unanswered or while the peer does not
+  take what was written; what waits to be written never exceeds `Limits.queued_bytes_max`;
+- a connection without progress in either direction, or with a half frame that stays half, is
+  closed after `Limits.idle_s`;
+- close callbacks run exactly once, and calls that are out then fail with Unreachable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from cosmodrome.errors import Code, ProtocolError, Refused, TimedOut, Unreachable
+from cosmodrome.transport.router import LogLimit, Router, error_frame
+from cosmodrome.wire import table
+from cosmodrome.wire.frame import Frame, encode, sniff
+from cosmodrome.wire.session import Session
+from cosmodrome.wire.table import Command, R
+
+log = logging.getLogger(__name__)
+
+MIB = 1024 * 1024
+CLOSE_TIMEOUT_S = 5.0  # for the peer to take the last bytes before the socket is cut
+TICKS_PER_IDLE = 4
+SNIFF_BYTES = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    idle_s: float = 120.0
+    in_flight_max: int = 16_384  # requests of the peer that are not answered yet
+    calls_max: int = 1024  # our requests that the peer has not answered yet
+    queued_bytes_high: int = MIB  # serving and reading pause above this
+    queued_bytes_max: int = 64 * MIB  # the connection is cut above this
+
+
+class Owner(Protocol):
+    """Whoever made the connection."""
+
+    log_limit: LogLimit
+
+    def connection_opened(self, connection: SocketConnection) -> bool:
+        """Whether to keep it; a connection that is not kept is cut without further calls."""
+
+    def stray(self, kind: str) -> tuple[str, bytes]:
+        """For a peer that speaks `kind` instead of frames: why it is closed, last words."""
+
+    def connection_quiet(self, connection: SocketConnection) -> None:
+        """It refuses requests and has answered all that it took before."""
+
+    def connection_lost(self, connection: SocketConnection) -> None: ...
+
+
+class SocketConnection(asyncio.BufferedProtocol):
+    """Implements `wire.table.Connection` over a stream transport."""
+
+    def __init__(self, router: Router, owner: Owner, limits: Limits, buffer: memoryview) -> None:
+        """`buffer` may be shared: a read fills it and it is emptied before the next one."""
+        self._router = router
+        self._owner = owner
+        self._limits = limits
+        self._buffer = buffer
+        self._loop = asyncio.get_running_loop()
+        self._session = Session(waiters_max=limits.calls_max)
+        self._transport: asyncio.Transport | None = None
+        self._peer: tuple[str, int] = ("?", 0)
+        self._on_close: list[Callable[[], None]] = []
+        self._close_reason = ""
+        self._accepted = False
+        self._lost = False
+        self._refusal = ""
+        # reading
+        self._in_flight = 0
+        self._waiting: deque[Frame] = deque()  # read, not served: at most one read buffer of them
+        self._serve_scheduled = False
+        self._reading_paused = False
+        self._received_bytes = 0
+        self._opening: bytes | None = b""  # first bytes, until they are known to be frames
+        # writing
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._flush_scheduled = False
+        self._writing_paused = False
+        self._written_bytes = 0
+        # progress as of the last tick
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._cut_timer: asyncio.TimerHandle | None = None
+        self._read_mark = (0, 0.0)
+        self._write_mark = (0, 0.0)
+
+    # --- what handlers see -------------------------------------------------------------------
+
+    @property
+    def peer(self) -> tuple[str, int]:
+        return self._peer
+
+    @property
+    def said(self) -> str:
+        """The peer as people write it."""
+        host, port = self._peer
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def closed(self) -> bool:
+        return self._lost or bool(self._close_reason)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of the peer that are not answered yet."""
+        return self._in_flight
+
+    def push(self, command: Command[Any]) -> None:
+        if not self.closed:
+            self._send(self._session.push(command))
+
+    async def call(self, command: Command[R], *, timeout_ms: int = 3000) -> R:
+        """Ask the peer; Refused, TimedOut or Unreachable when there is no good answer."""
+        said = f"{command.name} ({command.request_code})"
+        if self.closed:
+            raise Unreachable(
+                f"{said} was not sent: the connection to {self.said} is closed:"
+                f" {self._close_reason}"
+            )
+        answered: asyncio.Future[Frame] = self._loop.create_future()
+        opaque, data = self._session.request(command, answered)
+        self._send(data)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                frame = await answered
+        except TimeoutError:
+            raise TimedOut(f"{self.said} did not answer {said} within {timeout_ms} ms") from None
+        finally:
+            self._session.forget(opaque)
+        if frame.code not in command.success_codes:
+            raise Refused(frame.code, frame.remark or f"{self.said} refused {said}.")
+        return table.decode_reply(type(command), frame)
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        if self._lost:
+            self._run_callback(callback)
+        else:
+            self._on_close.append(callback)
+
+    def close(self, reason: str) -> None:
+        """Write what is queued and close; the socket is cut if the peer does not take it."""
+        if self.closed or self._transport is None:
+            return
+        self._close_reason = reason
+        log.debug("connection closing: peer=%s reason=%s", self.said, reason)
+        self._flush()
+        self._end_session()
+        self._transport.close()
+        self._cut_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+
+    # --- what the owner sees -----------------------------------------------------------------
+
+    def refuse_requests(self, remark: str) -> None:
+        """Answer further requests with "service not available" instead of serving them."""
+        self._refusal = remark
+
+    def abort(self, reason: str) -> None:
+        """Cut the connection; what is queued is lost."""
+        self._close_reason = self._close_reason or reason
+        self._drop_queued()
+        self._end_session()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- what the router sees ----------------------------------------------------------------
+
+    def answer(self, reply: Frame | None) -> None:
+        self._in_flight -= 1
+        if (
+            self._reading_paused
+            and not self._serve_scheduled
+            and self._in_flight <= self._limits.in_flight_max // 2
+        ):
+            # Not from here: a handler that answers at once would come back to this line.
+            self._serve_scheduled = True
+            self._loop.call_soon(self._serve_waiting)
+        if self._refusal and not self._in_flight:
+            self._owner.connection_quiet(self)
+        if reply is None or self.closed:
+            return
+        try:
+            data = encode(reply)
+        except Exception as error:
+            if self._owner.log_limit.admit("reply cannot be encoded") is not None:
+                log.exception("reply cannot be encoded: code=%d peer=%s", reply.code, self.said)
+            remark = f"The reply cannot be encoded: {error}; the server's log has more."
+            data = encode(error_frame(reply, Code.SYSTEM_ERROR, remark))
+        self._send(data)
+
+    # --- what the transport calls ------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._peer = _plain_peer(transport.get_extra_info("peername"))
+        self._accepted = self._owner.connection_opened(self)
+        if not self._accepted:
+            self.abort("not accepted")
+            return
+        self._transport.set_write_buffer_limits(high=self._limits.queued_bytes_high)
+        raw = transport.get_extra_info("socket")
+        if raw is not None:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        now = self._loop.time()
+        self._read_mark = self._write_mark = (0, now)
+        self._arm_tick()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost = True
+        self._close_reason = self._close_reason or "the peer closed it"
+        for timer in (self._tick_timer, self._cut_timer):
+            if timer is not None:
+                timer.cancel()
+        self._drop_queued()
+        self._end_session()
+        callbacks, self._on_close = self._on_close, []
+        for callback in callbacks:
+            self._run_callback(callback)
+        if self._accepted:
+            self._owner.connection_lost(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = bytes(self._buffer[:nbytes])
+        if self.closed:
+            return
+        self._received_bytes += nbytes
+        if self._opening is not None:
+            data = self._opening + data
+            self._opening = None
+            if data[0] != 0:  # no frame: its first byte is the top byte of a small length
+                if len(data) < SNIFF_BYTES:
+                    self._opening = data
+                    return
+                kind = sniff(data)
+                if kind is not None:
+                    self._turn_away(kind)
+                    return
+        try:
+            requests = self._session.receive(data)
+        except ProtocolError as error:
+            self._warn("broken frame", str(error))
+            self.close(f"broken frame: {error}")
+            return
+        self._waiting.extend(requests)
+        self._serve_waiting()
+
+    def eof_received(self) -> bool:
+        self._flush()
+        return False
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self._flush()
+        self._serve_waiting()
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def _turn_away(self, kind: str) -> None:
+        """End a connection whose first bytes are another protocol's."""
+        reason, last_words = self._owner.stray(kind)
+        self._warn(kind, reason)
+        if last_words:
+            self._send(last_words)
+        self.close(reason)
+
+    def _refuse(self, frame: Frame) -> None:
+        if frame.is_oneway:
+            self.answer(None)
+        else:
+            self.answer(error_frame(frame, Code.SERVICE_NOT_AVAILABLE, self._refusal))
+
+    def _serve_waiting(self) -> None:
+        """Serve the requests that were read, as far as the limits allow; read on after that."""
+        self._serve_scheduled = False
+        while self._waiting and not self.closed:
+            if self._writing_paused or self._in_flight >= self._limits.in_flight_max:
+                self._read_on(False)
+                return
+            frame = self._waiting.popleft()
+            self._in_flight += 1
+            if self._refusal:
+                self._refuse(frame)
+            else:
+                self._router.dispatch(frame, self)
+        self._read_on(not self._writing_paused and self._in_flight < self._limits.in_flight_max)
+
+    def _read_on(self, go: bool) -> None:
+        if go is not self._reading_paused or self.closed or self._transport is None:
+            return
+        self._reading_paused = not go
+        if go:
+            self._read_mark = (self._received_bytes, self._loop.time())
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def _send(self, data: bytes) -> None:
+        self._out.append(data)
+        self._out_bytes += len(data)
+        if self._writing_paused:
+            self._check_queued_bytes()
+        elif self._out_bytes >= self._limits.queued_bytes_high:
+            self._flush()  # may pause writing, and with it serving
+        elif not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush_turn)
+
+    def _flush_turn(self) -> None:
+        self._flush_scheduled = False
+        if not self._writing_paused:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._out or self._lost or self._transport is None:
+            return
+        if not self._transport.get_write_buffer_size():
+            # Quiet time counts from when there was something to take.
+            self._write_mark = (self._written_bytes, self._loop.time())
+        out, self._out = self._out, []
+        self._written_bytes += self._out_bytes
+        self._out_bytes = 0
+        if len(out) == 1:
+            self._transport.write(out[0])
+        else:
+            self._transport.writelines(out)
+
+    def _drop_queued(self) -> None:
+        self._waiting.clear()
+        self._out.clear()
+        self._out_bytes = 0
+
+    def _check_queued_bytes(self) -> None:
+        assert self._transport is not None
+        queued = self._out_bytes + self._transport.get_write_buffer_size()
+        if queued > self._limits.queued_bytes_max:
+            reason = f"the peer does not read: {queued} bytes wait for it"
+            self._warn("unread replies", reason)
+            self.abort(reason)
+
+    # --- progress ----------------------------------------------------------------------------
+
+    def _arm_tick(self) -> None:
+        self._tick_timer = self._loop.call_later(self._limits.idle_s / TICKS_PER_IDLE, self._tick)
+
+    def _tick(self) -> None:
+        """Compare what moved with the last tick; close when nothing did for too long."""
+        if self.closed or self._transport is None:
+            return
+        now = self._loop.time()
+        queued = self._transport.get_write_buffer_size()
+        drained_bytes = self._written_bytes - queued
+        if self._received_bytes != self._read_mark[0]:
+            self._read_mark = (self._received_bytes, now)
+        if drained_bytes != self._write_mark[0]:
+            self._write_mark = (drained_bytes, now)
+        read_quiet = now - self._read_mark[1] >= self._limits.idle_s
+        write_quiet = now - self._write_mark[1] >= self._limits.idle_s
+        if queued and write_quiet:
+            self._warn("unread replies", "the peer does not read its replies")
+            self.abort("the peer does not read its replies")
+        elif (
+            read_quiet
+            and (self._session.pending_bytes or self._opening)
+            and not self._reading_paused
+        ):
+            self._warn("half frame", "a frame was begun and never finished")
+            self.close("a frame was begun and never finished")
+        elif read_quiet and write_quiet:
+            self.close("idle")
+        else:
+            self._arm_tick()
+
+    def _end_session(self) -> None:
+        """Nobody waits for answers over this connection any more."""
+        self._session.close(
+            lambda: Unreachable(f"the connection to {self.said} broke: {self._close_reason}")
+        )
+
+    # --- words -------------------------------------------------------------------------------
+
+    def _warn(self, kind: str, reason: str) -> None:
+        held = self._owner.log_limit.admit(kind)
+        if held is not None:
+            log.warning(
+                "connection closed: peer=%s reason=%s held_back=%d", self.said, reason, held
+            )
+
+    def _run_callback(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:
+            log.exception("close callback failed: peer=%s", self.said)
+
+
+def _plain_peer(address: object) -> tuple[str, int]:
+    """Host and port of a socket address; a mapped IPv4 address is shown as IPv4."""
+    if not isinstance(address, tuple) or len(address) < 2:
+        return "?", 0  # the peer was gone before it could be asked
+    host, port = str(address[0]), int(address[1])
+    if host.startswith("::ffff:") and "." in host:
+        host = host.removeprefix("::ffff:")
+    return host, port

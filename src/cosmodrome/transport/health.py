@@ -1,0 +1,127 @@
+"""The health port: a tiny HTTP/1.1 server that answers probes with one line of text.
+
+It knows GET and HEAD, reads no bodies, and closes after each answer. Requests are bounded in
+size and time and connections in number, so that nobody can hold the process through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+log = logging.getLogger(__name__)
+
+Probe = Callable[[], tuple[bool, str]]
+
+HEAD_BYTES_MAX = 8192
+CONNECTIONS_MAX = 64
+REQUEST_TIMEOUT_S = 5.0
+
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+
+
+def http_response(status: int, text: str, *, head: bool = False) -> bytes:
+    """A complete response with one line of plain text; `head` leaves the text out."""
+    body = (text + "\n").encode()
+    lines = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\n"
+        "Content-Type: text/plain; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\n"
+        "Cache-Control: no-store\r\n"
+        "Connection: close\r\n\r\n"
+    ).encode()
+    return lines if head else lines + body
+
+
+class HealthServer:
+    """Serves each path of `probes`: 200 when its probe says so, 503 when not."""
+
+    def __init__(
+        self, probes: Mapping[str, Probe], *, request_timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> None:
+        self._probes = dict(probes)
+        self._request_timeout_s = request_timeout_s
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self, host: str, port: int) -> int:
+        """Start answering; returns the port, which matters when 0 was asked for."""
+        server = await asyncio.start_server(
+            self._connected, host, port, limit=HEAD_BYTES_MAX, backlog=CONNECTIONS_MAX
+        )
+        self._servers.append(server)
+        bound: int = server.sockets[0].getsockname()[1]
+        return bound
+
+    async def stop(self) -> None:
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.close()
+        while self._tasks:
+            tasks = tuple(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        for server in servers:
+            await server.wait_closed()
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= CONNECTIONS_MAX:
+            writer.transport.abort()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(self._request_timeout_s):
+                response = await self._response(reader)
+                writer.write(response)
+                await writer.drain()
+                # Until the peer has closed: an early close could reset the answer away.
+                writer.write_eof()
+                while await reader.read(HEAD_BYTES_MAX):
+                    pass
+        except (TimeoutError, OSError):
+            pass  # the probe that asked sees a closed connection
+        finally:
+            writer.transport.abort()
+
+    async def _response(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return http_response(431, f"The request head exceeds {HEAD_BYTES_MAX} bytes.")
+        except asyncio.IncompleteReadError:
+            return http_response(400, "The request ended before its head was complete.")
+        words = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+            return http_response(400, "This is not an HTTP/1 request line.")
+        method = words[0]
+        if method not in (b"GET", b"HEAD"):
+            return http_response(405, "Only GET and HEAD are served here.")
+        path = words[1].split(b"?", 1)[0].decode("latin-1")
+        status, text = self._ask(path)
+        return http_response(status, text, head=method == b"HEAD")
+
+    def _ask(self, path: str) -> tuple[int, str]:
+        probe = self._probes.get(path)
+        if probe is None:
+            return 404, "Paths served here: " + " ".join(sorted(self._probes))
+        try:
+            healthy, text = probe()
+        except Exception as error:
+            log.exception("health probe failed: path=%s", path)
+            return 503, f"The probe itself failed: {type(error).__name__}: {error}"
+        # One line, whatever a probe says.
+        return (200 if healthy else 503), " ".join(text.split())

@@ -1,0 +1,58 @@
+"""Ports nobody uses, for a broker that was asked to listen on port 0.
+
+A broker needs three related ports: the main one, the VIP port two below it and the HA port one
+above it. The operating system gives away single ports only, so the three are tried out here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from cosmodrome.errors import ConfigError
+
+VIP_OFFSET = -2
+HA_OFFSET = 1
+_ATTEMPTS_MAX = 100
+
+
+def free_base_port(host: str) -> int:
+    """A port p such that p, p-2 and p+1 can all be bound on `host` right now.
+
+    Nothing is reserved: between this call and the real bind another process may take one, and
+    then the bind fails with the usual error.
+    """
+    for _ in range(_ATTEMPTS_MAX):
+        with contextlib.ExitStack() as held:
+            port = _bind(held, host, 0)
+            if port is None or not 1024 <= port + VIP_OFFSET <= port + HA_OFFSET <= 65535:
+                continue
+            if all(_bind(held, host, port + offset) for offset in (VIP_OFFSET, HA_OFFSET)):
+                return port
+    raise ConfigError(
+        f"found no three related free ports on {host!r} in {_ATTEMPTS_MAX} attempts;"
+        " set listenPort to a port p with p, p-2 and p+1 free"
+    )
+
+
+def _bind(held: contextlib.ExitStack, host: str, port: int) -> int | None:
+    """Bind one port until `held` is closed; None when somebody else has it."""
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host!r}: {error}") from error
+    family, kind, protocol, _, address = found[0]
+    # A plain bind, without SO_REUSEADDR: a port that lingers in TIME_WAIT is not offered.
+    probe = held.enter_context(socket.socket(family, kind, protocol))
+    try:
+        probe.bind(address)
+    except PermissionError:
+        return None
+    except OSError as error:
+        if port == 0:
+            raise ConfigError(f"cannot listen on {host!r}: {error}") from error
+        return None
+    bound: int = probe.getsockname()[1]
+    return bound

@@ -1,0 +1,306 @@
+"""From a request frame to the one handler of its row, and from what happens there to a reply.
+
+Hidden here: finding handlers, decoding headers, running coroutines, and the only place where
+exceptions become response codes. Invariants:
+
+- every row the role serves has exactly one handler, checked when the router is built;
+- every dispatched request gets exactly one `answer` call, with None when nothing is to be sent;
+- a one-way request is never answered, whatever happens to it;
+- no exception of a handler leaves the router, except cancellation of the router's own tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Iterator, Sequence
+from typing import Any, Protocol
+
+from cosmodrome.errors import (
+    Code,
+    MessageTooLarge,
+    ProtocolError,
+    Refused,
+    StoreUnwritable,
+    TimedOut,
+    Unreachable,
+)
+from cosmodrome.layout import FLAG_RESPONSE
+from cosmodrome.wire import table
+from cosmodrome.wire.frame import Frame
+from cosmodrome.wire.table import Call, Command, Connection, Handler, Reply, Role
+
+log = logging.getLogger(__name__)
+
+UNKNOWN = -1  # the key under which requests without a row are counted
+REMARK_CHARACTERS_MAX = 2000
+LOG_INTERVAL_S = 1.0
+LOG_KINDS_MAX = 1024
+
+
+class Requester(Connection, Protocol):
+    """A connection as the router sees it: it also takes the answers."""
+
+    def answer(self, reply: Frame | None) -> None:
+        """Called once per dispatched request; None says that it ends without a reply."""
+
+
+class LogLimit:
+    """Lets one line per kind and second through, so that no peer can flood the log."""
+
+    def __init__(self, interval_s: float = LOG_INTERVAL_S) -> None:
+        self._interval_s = interval_s
+        self._kinds: dict[object, tuple[float, int]] = {}  # kind -> next time, lines held back
+
+    def admit(self, kind: object) -> int | None:
+        """The number of lines held back since the last one, or None to hold this one back."""
+        now = asyncio.get_running_loop().time()
+        next_time, held = self._kinds.get(kind, (now, 0))
+        if now < next_time:
+            self._kinds[kind] = (next_time, held + 1)
+            return None
+        if len(self._kinds) >= LOG_KINDS_MAX:
+            self._kinds.clear()
+        self._kinds[kind] = (now + self._interval_s, 0)
+        return held
+
+
+class Router:
+    """Serves the rows of one role with the handlers found on `services`."""
+
+    def __init__(self, role: Role, services: Sequence[object], *, partial: bool = False) -> None:
+        """`partial` allows rows without handler: they are answered "not supported"."""
+        self.role = role
+        self.requests: dict[int, int] = {UNKNOWN: 0}
+        self.errors: dict[int, int] = {UNKNOWN: 0}
+        self._handlers: dict[int, tuple[type[Command[Any]], Handler]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._log_limit = LogLimit()
+        for row, handler in _handlers_of(services):
+            self._add(row, handler)
+        if not partial:
+            self._demand_all()
+
+    @property
+    def tasks(self) -> int:
+        """Handlers that run as tasks right now."""
+        return len(self._tasks)
+
+    def dispatch(self, frame: Frame, requester: Requester) -> None:
+        """Serve one request; its answer may come before this returns or any time later."""
+        entry = self._handlers.get(frame.code)
+        if entry is None:
+            self.requests[UNKNOWN] += 1
+            self.errors[UNKNOWN] += 1
+            self._answer_error(
+                frame, requester, Code.REQUEST_CODE_NOT_SUPPORTED, self._why_not(frame.code)
+            )
+            return
+        row, handler = entry
+        self.requests[frame.code] += 1
+        try:
+            outcome = handler(table.decode(row, frame.ext, frame.body), Call(frame, requester))
+        except Exception as error:
+            self._failed(row, frame, requester, error)
+            return
+        if outcome is None or isinstance(outcome, Reply):
+            self._finish(row, frame, requester, outcome)
+        elif isinstance(outcome, asyncio.Future):
+            self._await_future(row, frame, requester, outcome)
+        else:
+            self._spawn(row, frame, requester, outcome)
+
+    async def stop(self, *, grace_s: float = 0.0) -> None:
+        """Let running handlers finish within the grace, cancel the rest, wait for all."""
+        if self._tasks and grace_s > 0:
+            await asyncio.wait(tuple(self._tasks), timeout=grace_s)
+        while self._tasks:
+            tasks = tuple(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    # --- building ----------------------------------------------------------------------------
+
+    def _add(self, row: type[Command[Any]], handler: Handler) -> None:
+        said = f"{row.name} ({row.request_code})"
+        if row.planned:
+            raise AssertionError(f"{said} is marked as planned but has a handler: {handler!r}")
+        if self.role not in row.served_by:
+            raise AssertionError(f"{said} is not served by the {self.role.value}: {handler!r}")
+        if row.request_code in self._handlers:
+            raise AssertionError(f"{said} has two handlers; the second is {handler!r}")
+        self._handlers[row.request_code] = (row, handler)
+        self.requests[row.request_code] = 0
+        self.errors[row.request_code] = 0
+
+    def _demand_all(self) -> None:
+        missing = [
+            f"{row.name} ({code})"
+            for code, row in sorted(table.rows().items())
+            if self.role in row.served_by and not row.planned and code not in self._handlers
+        ]
+        if missing:
+            raise AssertionError(f"no handler of the {self.role.value} for {', '.join(missing)}")
+
+    # --- running -----------------------------------------------------------------------------
+
+    def _spawn(
+        self,
+        row: type[Command[Any]],
+        frame: Frame,
+        requester: Requester,
+        outcome: Awaitable[Reply | None],
+    ) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(row, frame, requester, outcome))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(
+        self,
+        row: type[Command[Any]],
+        frame: Frame,
+        requester: Requester,
+        outcome: Awaitable[Reply | None],
+    ) -> None:
+        try:
+            reply = await outcome
+        except asyncio.CancelledError:
+            requester.answer(None)
+            raise
+        except Exception as error:
+            self._failed(row, frame, requester, error)
+        else:
+            self._finish(row, frame, requester, reply)
+
+    def _await_future(
+        self,
+        row: type[Command[Any]],
+        frame: Frame,
+        requester: Requester,
+        future: asyncio.Future[Reply | None],
+    ) -> None:
+        """A future needs no task of its own: whoever resolves it carries the reply out."""
+
+        def done(future: asyncio.Future[Reply | None]) -> None:
+            if future.cancelled():
+                requester.answer(None)
+                return
+            error = future.exception()
+            if error is None:
+                self._finish(row, frame, requester, future.result())
+            elif isinstance(error, Exception):
+                self._failed(row, frame, requester, error)
+            else:
+                requester.answer(None)
+                raise error
+
+        future.add_done_callback(done)
+
+    # --- answering ---------------------------------------------------------------------------
+
+    def _finish(
+        self, row: type[Command[Any]], frame: Frame, requester: Requester, reply: Reply | None
+    ) -> None:
+        if reply is None or frame.is_oneway:
+            requester.answer(None)
+            return
+        try:
+            answer = reply_frame(frame, reply)
+        except Exception as error:
+            self._failed(row, frame, requester, error)
+            return
+        if reply.code not in row.success_codes:
+            self.errors[frame.code] += 1
+        requester.answer(answer)
+
+    def _failed(
+        self, row: type[Command[Any]], frame: Frame, requester: Requester, error: Exception
+    ) -> None:
+        self.errors[frame.code] += 1
+        code, remark = self._code_and_remark(row, frame, requester, error)
+        self._answer_error(frame, requester, code, remark)
+
+    def _code_and_remark(
+        self, row: type[Command[Any]], frame: Frame, requester: Requester, error: Exception
+    ) -> tuple[int, str]:
+        if isinstance(error, Refused):
+            return error.code, error.remark
+        if isinstance(error, StoreUnwritable):
+            return Code.SERVICE_NOT_AVAILABLE, str(error)
+        if isinstance(error, MessageTooLarge):
+            return Code.MESSAGE_ILLEGAL, str(error)
+        if isinstance(error, ProtocolError | TimedOut | Unreachable):
+            return Code.SYSTEM_ERROR, str(error)
+        held = self._log_limit.admit((row.request_code, type(error)))
+        if held is not None:
+            log.error(
+                "request failed unexpectedly: request=%s code=%d opaque=%d peer=%s:%d held_back=%d",
+                *(row.name, row.request_code, frame.opaque, *requester.peer[:2], held),
+                exc_info=error,
+            )
+        return (
+            Code.SYSTEM_ERROR,
+            f"{row.name} failed: {type(error).__name__}: {error}; the server's log has more.",
+        )
+
+    def _answer_error(self, frame: Frame, requester: Requester, code: int, remark: str) -> None:
+        remark = remark[:REMARK_CHARACTERS_MAX]
+        if frame.is_oneway:
+            log.debug(
+                "one-way request refused: code=%d opaque=%d peer=%s:%d answer=%d remark=%s",
+                *(frame.code, frame.opaque, *requester.peer[:2], code, remark),
+            )
+            requester.answer(None)
+            return
+        requester.answer(error_frame(frame, code, remark))
+
+    def _why_not(self, code: int) -> str:
+        row = table.rows().get(code)
+        if row is None:
+            return f"Request code {code} is not known to this {self.role.value}."
+        said = f"{row.name} ({code})"
+        if self.role not in row.served_by:
+            servers = " or ".join(sorted(role.value for role in row.served_by))
+            return (
+                f"{said} is served by the {servers}, this is a {self.role.value};"
+                " check the address the request was sent to."
+            )
+        if row.planned:
+            return f"{said} is not supported yet: {row.planned}"
+        return f"{said} is not served on this port."
+
+
+def reply_frame(request: Frame, reply: Reply) -> Frame:
+    """The frame that answers `request`, in the serialize form it came in."""
+    return Frame(
+        code=int(reply.code),
+        opaque=request.opaque,
+        flag=FLAG_RESPONSE,
+        ext=table.encode(reply),
+        body=reply.body,
+        remark=reply.remark,
+        serialize=request.serialize,
+    )
+
+
+def error_frame(request: Frame, code: int, remark: str) -> Frame:
+    return Frame(
+        code=int(code),
+        opaque=request.opaque,
+        flag=FLAG_RESPONSE,
+        remark=remark,
+        serialize=request.serialize,
+    )
+
+
+def _handlers_of(services: Sequence[object]) -> Iterator[tuple[type[Command[Any]], Handler]]:
+    for service in services:
+        kind = type(service)
+        for name in dir(kind):
+            # Looked up without binding, so that no property of a service runs here.
+            serves = getattr(inspect.getattr_static(kind, name), "serves", None)
+            if isinstance(serves, tuple):
+                for row in serves:
+                    yield row, getattr(service, name)
