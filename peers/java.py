@@ -9,16 +9,14 @@ admin tools, 4.9.8) and `server` (name server and broker, 4.9.7).
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import struct
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from peers.process import Process, accepts
+from peers.raw import registered_brokers
 from peers.resolve import BUILD, SOURCES, make_once, require, run_with_tries
 
 _CLASS_PATH_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:build-classpath"
@@ -244,29 +242,6 @@ class JavaCluster:
         return accepts(self.broker_port) and self.broker_name in registered_brokers(
             self.namesrv_port
         )
-
-
-def registered_brokers(namesrv_port: int) -> list[str]:
-    """Broker names a name server knows; empty when it does not answer."""
-    header = json.dumps(
-        {"code": 106, "flag": 0, "language": "OTHER", "opaque": 1, "version": 0}
-    ).encode()
-    frame = struct.pack(">II", 4 + len(header), len(header)) + header
-    try:
-        with socket.create_connection(("127.0.0.1", namesrv_port), timeout=2) as link:
-            link.sendall(frame)
-            reader = link.makefile("rb")
-            size, header_size = struct.unpack(">II", reader.read(8))
-            body = reader.read(size - 4)[header_size & 0xFFFFFF :]
-    except (OSError, struct.error):
-        return []
-    # The answer is a dialect of JSON with bare integer keys, so names are looked for in the
-    # one part of it that is plain.
-    names = body.partition(b'"clusterAddrTable":')[2].partition(b"}")[0]
-    try:
-        return sorted({name for members in json.loads(names + b"}").values() for name in members})
-    except ValueError:
-        return []
 
 
 def _write_home(home: Path) -> None:

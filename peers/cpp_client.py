@@ -1,0 +1,139 @@
+"""Drives the C++ client from a test; runs in the virtual environment that holds its wheel.
+
+The interface shared by all drivers is in clients.py.
+
+    send    NAMESRV TOPIC GROUP sync|oneway|batch|orderly            messages on standard input
+    consume NAMESRV TOPIC GROUP EXPRESSION push|orderly PROPERTIES   until end of input
+
+The wheel's binding hands out a body as a C string, so a body must not hold a zero byte, and
+properties only by name, so the caller names those it wants to see.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from rocketmq.client import Message, Producer, PushConsumer, SendStatus
+from rocketmq.ffi import _CLogLevel, dll
+
+# The library writes to file descriptor 1 when it starts; results go to a private copy of it.
+_results = os.fdopen(os.dup(1), "w", encoding="utf-8")
+os.dup2(2, 1)
+_output = threading.Lock()
+
+
+def write(line: dict[str, Any]) -> None:
+    with _output:
+        _results.write(json.dumps(line) + "\n")
+        _results.flush()
+
+
+def message(topic: str, asked: dict[str, Any]) -> Message:
+    made = Message(topic)
+    made.set_body(base64.b64decode(asked["body"]))
+    if asked.get("tags"):
+        made.set_tags(asked["tags"])
+    if asked.get("keys"):
+        made.set_keys(asked["keys"])
+    for key, value in (asked.get("properties") or {}).items():
+        made.set_property(key, value)
+    return made
+
+
+def sent(index: int, result: Any, shift: int = 0) -> None:
+    write(
+        {
+            "event": "sent",
+            "index": index,
+            "status": "SEND_OK" if result.status == SendStatus.OK else str(result.status),
+            "msg_id": result.msg_id,
+            "offset_msg_id": None,
+            "queue_id": None,
+            "queue_offset": result.offset + shift,
+        }
+    )
+
+
+def send(namesrv: str, topic: str, group: str, mode: str) -> None:
+    asked = [json.loads(line) for line in sys.stdin]
+    producer = Producer(group, timeout=10_000)
+    producer.set_namesrv_addr(namesrv)
+    dll.SetProducerLogLevel(producer._handle, _CLogLevel.WARN)
+    producer.start()
+    messages = [message(topic, one) for one in asked]
+    if mode == "batch":
+        result = producer.send_batch(messages)
+        for index in range(len(messages)):
+            sent(index, result, shift=index)
+    else:
+        for index, one in enumerate(messages):
+            if mode == "sync":
+                sent(index, producer.send_sync(one))
+            elif mode == "orderly":
+                sent(index, producer.send_orderly(one, asked[index]["shard"]))
+            elif mode == "oneway":
+                producer.send_oneway(one)
+                write({"event": "sent", "index": index})
+            else:
+                raise SystemExit(f"unknown mode {mode}")
+    if mode == "oneway":
+        time.sleep(0.5)  # The library drops what it has not written when it is shut down.
+    producer.shutdown()
+
+
+def consume(
+    namesrv: str, topic: str, group: str, expression: str, mode: str, properties: str
+) -> None:
+    names = [name for name in properties.split(",") if name]
+
+    def received(got: Any) -> None:
+        values = {name: got.get_property(name) for name in ("UNIQ_KEY", *names)}
+        write(
+            {
+                "event": "message",
+                "at_ms": int(time.time() * 1000),
+                "msg_id": (values["UNIQ_KEY"] or b"").decode() or got.id,
+                "offset_msg_id": None,
+                "queue_id": got.queue_id,
+                "queue_offset": got.queue_offset,
+                "born_ms": got.born_timestamp,
+                "store_ms": got.store_timestamp,
+                "sys_flag": None,
+                "reconsume_times": got.reconsume_times,
+                "tags": (got.tags or b"").decode() or None,
+                "keys": (got.keys or b"").decode() or None,
+                "properties": {name: value.decode() for name, value in values.items() if value},
+                "body": base64.b64encode(got.body).decode(),
+            }
+        )
+
+    consumer = PushConsumer(group, orderly=mode == "orderly")
+    consumer.set_namesrv_addr(namesrv)
+    consumer.set_thread_count(2)
+    dll.SetPushConsumerLogLevel(consumer._handle, _CLogLevel.WARN)
+    consumer.subscribe(topic, received, expression)
+    consumer.start()
+    write({"event": "started"})
+    sys.stdin.read()
+    consumer.shutdown()
+    write({"event": "stopped"})
+
+
+def main(words: list[str]) -> None:
+    if words[0] == "send":
+        send(*words[1:])
+    elif words[0] == "consume":
+        consume(*words[1:])
+    else:
+        raise SystemExit(f"unknown verb {words[0]}")
+    # The library's threads may still run and would crash in the interpreter's own shutdown.
+    os._exit(0)
+
+
+main(sys.argv[1:])

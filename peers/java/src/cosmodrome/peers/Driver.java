@@ -1,0 +1,325 @@
+package cosmodrome.peers;
+
+import com.alibaba.fastjson.JSON;
+import com.alibaba.fastjson.JSONObject;
+import com.alibaba.fastjson.serializer.SerializerFeature;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Base64;
+import java.util.List;
+import java.util.Map;
+import java.util.TreeSet;
+import java.util.concurrent.CountDownLatch;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendCallback;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+
+/**
+ * Drives the Java client from a test. The interface shared by all drivers is in clients.py.
+ *
+ * <pre>
+ * send      NAMESRV TOPIC GROUP sync|async|oneway|batch|orderly   messages on standard input
+ * consume   NAMESRV TOPIC GROUP EXPRESSION push|orderly PROPERTIES   until end of input
+ * pull      NAMESRV TOPIC GROUP EXPRESSION    every queue from its first to its last message
+ * litepull  NAMESRV TOPIC GROUP EXPRESSION    until end of input
+ * query-key NAMESRV TOPIC KEY
+ * query-id  NAMESRV TOPIC ID
+ * </pre>
+ */
+public final class Driver {
+    private static final PrintStream OUT =
+        new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), true, StandardCharsets.UTF_8);
+
+    public static void main(String[] words) throws Exception {
+        // The client prints to standard output on occasion; results must stay readable.
+        System.setOut(System.err);
+        String namesrv = words[1];
+        String topic = words[2];
+        switch (words[0]) {
+            case "send": send(namesrv, topic, words[3], words[4]); break;
+            case "consume": consume(namesrv, topic, words[3], words[4], words[5]); break;
+            case "pull": pull(namesrv, topic, words[3], words[4]); break;
+            case "litepull": litePull(namesrv, topic, words[3], words[4]); break;
+            case "query-key": query(namesrv, topic, words[3], true); break;
+            case "query-id": query(namesrv, topic, words[3], false); break;
+            default: throw new IllegalArgumentException("unknown verb " + words[0]);
+        }
+        System.exit(0);
+    }
+
+    private static void send(String namesrv, String topic, String group, String mode) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer(group);
+        producer.setNamesrvAddr(namesrv);
+        producer.setSendMsgTimeout(10_000);
+        producer.start();
+        List<JSONObject> asked = new ArrayList<>();
+        for (String line; (line = input().readLine()) != null; ) {
+            asked.add(JSON.parseObject(line));
+        }
+        List<Message> messages = new ArrayList<>();
+        for (JSONObject one : asked) {
+            messages.add(message(topic, one));
+        }
+        if (mode.equals("batch")) {
+            SendResult result = producer.send(messages);
+            // One result for all: ids are joined by commas, the offset is that of the first.
+            String[] ids = result.getMsgId().split(",");
+            String[] offsetIds = result.getOffsetMsgId().split(",");
+            for (int i = 0; i < messages.size(); i++) {
+                print(sent(i, result, ids[i], offsetIds[i], result.getQueueOffset() + i));
+            }
+            producer.shutdown();
+            return;
+        }
+        CountDownLatch answered = new CountDownLatch(messages.size());
+        for (int i = 0; i < messages.size(); i++) {
+            Message message = messages.get(i);
+            final int index = i;
+            switch (mode) {
+                case "sync":
+                    print(sent(index, producer.send(message)));
+                    break;
+                case "orderly":
+                    print(sent(index, producer.send(message,
+                        (queues, m, shard) -> queues.get((Integer) shard % queues.size()),
+                        asked.get(i).getInteger("shard"))));
+                    break;
+                case "oneway":
+                    producer.sendOneway(message);
+                    JSONObject line = event("sent");
+                    line.put("index", index);
+                    print(line);
+                    break;
+                case "async":
+                    producer.send(message, new SendCallback() {
+                        @Override public void onSuccess(SendResult result) {
+                            print(sent(index, result));
+                            answered.countDown();
+                        }
+
+                        @Override public void onException(Throwable error) {
+                            JSONObject failed = event("failed");
+                            failed.put("index", index);
+                            failed.put("error", String.valueOf(error));
+                            print(failed);
+                            answered.countDown();
+                        }
+                    });
+                    break;
+                default: throw new IllegalArgumentException("unknown mode " + mode);
+            }
+        }
+        if (mode.equals("async")) {
+            answered.await();
+        }
+        producer.shutdown();
+    }
+
+    private static void consume(
+        String namesrv, String topic, String group, String expression, String mode) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        consumer.setNamesrvAddr(namesrv);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setConsumeThreadMin(4);
+        consumer.setConsumeThreadMax(4);
+        consumer.subscribe(topic, expression);
+        if (mode.equals("orderly")) {
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+                messages.forEach(Driver::received);
+                return ConsumeOrderlyStatus.SUCCESS;
+            });
+        } else if (mode.equals("push")) {
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                messages.forEach(Driver::received);
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+        } else {
+            throw new IllegalArgumentException("unknown mode " + mode);
+        }
+        consumer.start();
+        Thread watcher = new Thread(() -> reportAssignment(consumer, topic));
+        watcher.setDaemon(true);
+        watcher.start();
+        print(event("started"));
+        untilEndOfInput();
+        consumer.shutdown();
+        print(event("stopped"));
+    }
+
+    /** Prints the queues of this member whenever they change. */
+    private static void reportAssignment(DefaultMQPushConsumer consumer, String topic) {
+        TreeSet<Integer> last = null;
+        while (true) {
+            TreeSet<Integer> now = new TreeSet<>();
+            for (MessageQueue queue
+                : consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable().keySet()) {
+                if (queue.getTopic().equals(topic)) {
+                    now.add(queue.getQueueId());
+                }
+            }
+            if (!now.equals(last)) {
+                JSONObject line = event("assigned");
+                line.put("queues", now);
+                print(line);
+                last = now;
+            }
+            try {
+                Thread.sleep(100);
+            } catch (InterruptedException end) {
+                return;
+            }
+        }
+    }
+
+    @SuppressWarnings("deprecation")
+    private static void pull(String namesrv, String topic, String group, String expression) throws Exception {
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(group);
+        consumer.setNamesrvAddr(namesrv);
+        consumer.start();
+        for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(topic)) {
+            long next = consumer.minOffset(queue);
+            long end = consumer.maxOffset(queue);
+            while (next < end) {
+                PullResult result = consumer.pull(queue, expression, next, 7);
+                if (result.getMsgFoundList() != null) {
+                    result.getMsgFoundList().forEach(Driver::received);
+                }
+                next = result.getNextBeginOffset();
+            }
+            JSONObject line = event("queue");
+            line.put("queue_id", queue.getQueueId());
+            line.put("min_offset", consumer.minOffset(queue));
+            line.put("max_offset", end);
+            print(line);
+        }
+        consumer.shutdown();
+    }
+
+    private static void litePull(String namesrv, String topic, String group, String expression) throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group);
+        consumer.setNamesrvAddr(namesrv);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setPullThreadNums(2);
+        consumer.subscribe(topic, expression);
+        consumer.start();
+        Thread poller = new Thread(() -> {
+            while (consumer.isRunning()) {
+                consumer.poll(200).forEach(Driver::received);
+            }
+        });
+        poller.start();
+        print(event("started"));
+        untilEndOfInput();
+        consumer.shutdown();
+        poller.join();
+        print(event("stopped"));
+    }
+
+    private static void query(String namesrv, String topic, String what, boolean byKey) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("g_query");
+        producer.setNamesrvAddr(namesrv);
+        producer.start();
+        if (byKey) {
+            long now = System.currentTimeMillis();
+            producer.queryMessage(topic, what, 64, now - 3_600_000, now + 60_000)
+                .getMessageList().forEach(Driver::received);
+        } else {
+            received(producer.viewMessage(topic, what));
+        }
+        producer.shutdown();
+    }
+
+    private static Message message(String topic, JSONObject asked) {
+        Message message = new Message(topic, Base64.getDecoder().decode(asked.getString("body")));
+        if (asked.getString("tags") != null) {
+            message.setTags(asked.getString("tags"));
+        }
+        if (asked.getString("keys") != null) {
+            message.setKeys(asked.getString("keys"));
+        }
+        JSONObject properties = asked.getJSONObject("properties");
+        if (properties != null) {
+            for (Map.Entry<String, Object> entry : properties.entrySet()) {
+                message.putUserProperty(entry.getKey(), (String) entry.getValue());
+            }
+        }
+        return message;
+    }
+
+    private static JSONObject sent(int index, SendResult result) {
+        return sent(index, result, result.getMsgId(), result.getOffsetMsgId(), result.getQueueOffset());
+    }
+
+    private static JSONObject sent(
+        int index, SendResult result, String id, String offsetId, long queueOffset) {
+        JSONObject line = event("sent");
+        line.put("index", index);
+        line.put("status", result.getSendStatus().name());
+        line.put("msg_id", id);
+        line.put("offset_msg_id", offsetId);
+        line.put("queue_id", result.getMessageQueue().getQueueId());
+        line.put("queue_offset", queueOffset);
+        return line;
+    }
+
+    private static void received(MessageExt message) {
+        JSONObject line = event("message");
+        line.put("at_ms", System.currentTimeMillis());
+        line.put("msg_id", message.getMsgId());
+        if (message instanceof org.apache.rocketmq.common.message.MessageClientExt) {
+            line.put("offset_msg_id",
+                ((org.apache.rocketmq.common.message.MessageClientExt) message).getOffsetMsgId());
+        }
+        line.put("queue_id", message.getQueueId());
+        line.put("queue_offset", message.getQueueOffset());
+        line.put("born_ms", message.getBornTimestamp());
+        line.put("store_ms", message.getStoreTimestamp());
+        line.put("sys_flag", message.getSysFlag());
+        line.put("reconsume_times", message.getReconsumeTimes());
+        line.put("tags", message.getTags());
+        line.put("keys", message.getKeys());
+        line.put("properties", message.getProperties());
+        line.put("body", Base64.getEncoder().encodeToString(message.getBody()));
+        print(line);
+    }
+
+    private static JSONObject event(String name) {
+        JSONObject line = new JSONObject();
+        line.put("event", name);
+        return line;
+    }
+
+    private static synchronized void print(JSONObject line) {
+        OUT.println(JSON.toJSONString(line, SerializerFeature.DisableCircularReferenceDetect));
+    }
+
+    private static BufferedReader input;
+
+    private static BufferedReader input() {
+        if (input == null) {
+            input = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        }
+        return input;
+    }
+
+    private static void untilEndOfInput() throws Exception {
+        while (input().readLine() != null) {
+            continue;
+        }
+    }
+}
