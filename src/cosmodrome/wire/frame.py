@@ -22,6 +22,7 @@ from cosmodrome.layout import (
 
 VERSION = 409  # what every frame of ours reports: the ordinal of 4.9.8
 LANGUAGE = 3  # PYTHON
+LANGUAGES = speed.LANGUAGES  # names by code
 
 
 @dataclasses.dataclass(slots=True)
