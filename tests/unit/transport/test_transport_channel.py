@@ -1,0 +1,219 @@
+"""The calling side: typed calls, time limits, broken connections, requests of the peer."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import uvloop
+from tests.unit.transport.raw_peer import HOST, Offsets, frame, serving, until
+
+from cosmodrome.env.options import SocketOptions
+from cosmodrome.errors import Refused, TimedOut, Unreachable
+from cosmodrome.transport.channel import Channel
+from cosmodrome.transport.ports import free_base_port
+from cosmodrome.transport.router import Router
+from cosmodrome.transport.server import Server
+from cosmodrome.wire.commands import (
+    GetMaxOffset,
+    GetMinOffset,
+    NotifyConsumerIdsChanged,
+    QueryConsumerOffset,
+    SearchOffsetByTimestamp,
+    UpdateConsumerOffset,
+)
+from cosmodrome.wire.table import BROKER, CLIENT, Call, Reply
+
+
+@asynccontextmanager
+async def channel(port: int, **options: object) -> AsyncIterator[Channel]:
+    made = Channel(HOST, port, **options)  # type: ignore[arg-type]
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@asynccontextmanager
+async def listening(
+    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[int]:
+    server = await asyncio.start_server(talk, HOST, 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    (length,) = struct.unpack(">I", await reader.readexactly(4))
+    return await reader.readexactly(length)
+
+
+class Consumer:
+    def __init__(self) -> None:
+        self.groups: list[str] = []
+
+    @NotifyConsumerIdsChanged.handler
+    def changed(self, ask: NotifyConsumerIdsChanged, call: Call) -> Reply:
+        self.groups.append(ask.consumer_group)
+        return Reply()
+
+
+async def test_typed_calls_share_one_connection() -> None:
+    async with serving(Offsets()) as (server, port), channel(port) as peer:
+        replies = await asyncio.gather(
+            *(peer.call(GetMaxOffset(topic="T", queue_id=i)) for i in range(50))
+        )
+        assert [reply.offset for reply in replies] == list(range(50))
+        assert server.connections == 1
+
+
+def test_typed_calls_on_uvloop() -> None:
+    async def scenario() -> None:
+        async with serving(Offsets()) as (_, port), channel(port) as peer:
+            assert (await peer.call(GetMaxOffset(topic="T", queue_id=3))).offset == 3
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario())
+
+
+async def test_a_refusal_carries_code_and_remark() -> None:
+    async with serving(Offsets()) as (_, port), channel(port) as peer:
+        with pytest.raises(Refused) as raised:
+            await peer.call(SearchOffsetByTimestamp(topic="T", queue_id=0, timestamp=1))
+        assert raised.value.code == 3
+        assert "SEARCH_OFFSET_BY_TIMESTAMP" in raised.value.remark
+
+
+async def test_the_peer_may_ask_back() -> None:
+    consumer = Consumer()
+    router = Router(CLIENT, [consumer], partial=True)
+    async with serving(Offsets()) as (_, port), channel(port, router=router) as peer:
+        query = QueryConsumerOffset(consumer_group="g", topic="T", queue_id=0)
+        assert (await peer.call(query)).offset == 7
+        assert consumer.groups == ["g", "g"]
+
+
+async def test_without_router_the_peer_is_refused() -> None:
+    async with serving(Offsets()) as (_, port), channel(port) as peer:
+        with pytest.raises(Refused) as raised:
+            await peer.call(QueryConsumerOffset(consumer_group="g", topic="T", queue_id=0))
+        assert "NOTIFY_CONSUMER_IDS_CHANGED" in raised.value.remark
+
+
+async def test_a_silent_peer_times_out_and_a_late_answer_is_dropped() -> None:
+    offsets = Offsets()
+    async with serving(offsets) as (_, port), channel(port) as peer:
+        with pytest.raises(TimedOut, match=r"did not answer GET_MIN_OFFSET \(31\) within 50 ms"):
+            await peer.call(GetMinOffset(topic="T", queue_id=1), timeout_ms=50)
+        offsets.gate(1).set_result(Reply())
+        assert (await peer.call(GetMaxOffset(topic="T", queue_id=2))).offset == 2
+
+
+async def test_a_break_fails_what_is_out_and_the_next_call_connects_again() -> None:
+    conversations = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal conversations
+        conversations += 1
+        await read_frame(reader)
+        if conversations > 1:
+            writer.write(frame(0, 1, {"offset": "5"}, flag=1))
+            await writer.drain()
+            await reader.read()
+        writer.close()
+
+    async with listening(talk) as port, channel(port) as peer:
+        ask = GetMaxOffset(topic="T", queue_id=0)
+        with pytest.raises(Unreachable, match="broke"):
+            await peer.call(ask)
+        assert not peer.connected
+        assert (await peer.call(ask)).offset == 5
+        assert conversations == 2
+
+
+async def test_nobody_there_says_so_and_backs_off() -> None:
+    port = free_base_port(HOST)
+    loop = asyncio.get_running_loop()
+    async with channel(port) as peer:
+        ask = GetMaxOffset(topic="T", queue_id=0)
+        outcomes = await asyncio.gather(*(peer.call(ask) for _ in range(5)), return_exceptions=True)
+        assert all(isinstance(outcome, Unreachable) for outcome in outcomes)
+        assert f"{HOST}:{port}" in str(outcomes[0])
+        began = loop.time()
+        with pytest.raises(Unreachable):
+            await peer.call(ask)
+        assert loop.time() - began >= 0.03  # waited before the second attempt
+        with pytest.raises(Unreachable, match="within 10 ms"):
+            await peer.call(ask, timeout_ms=10)
+        # It comes back as soon as somebody listens.
+        server = Server(Router(BROKER, [Offsets()], partial=True), SocketOptions(), "broker")
+        await server.listen(HOST, port)
+        assert (await peer.call(ask)).offset == 0
+        await peer.close()
+        await server.stop()
+
+
+async def test_one_way_requests() -> None:
+    offsets = Offsets()
+    async with serving(offsets) as (_, port), channel(port) as peer:
+        commit = UpdateConsumerOffset(consumer_group="g", topic="T", queue_id=0, commit_offset=5)
+        assert not peer.push(commit)  # nothing is connected yet
+        await peer.notify(commit)
+        assert peer.push(commit)
+        await until(lambda: offsets.committed == [5, 5])
+    with pytest.raises(Unreachable, match="was closed"):
+        await peer.notify(commit)
+    assert not peer.push(commit)
+
+
+async def test_calls_in_flight_are_bounded() -> None:
+    offsets = Offsets()
+    async with serving(offsets) as (_, port), channel(port, in_flight_max=3) as peer:
+        calls = [
+            asyncio.create_task(peer.call(GetMinOffset(topic="T", queue_id=i))) for i in range(6)
+        ]
+        await until(lambda: offsets.running == 3)
+        await asyncio.sleep(0.02)
+        assert offsets.running_peak == 3
+        for i in range(6):
+            offsets.gate(i).set_result(Reply())
+        assert [reply.offset for reply in await asyncio.gather(*calls)] == list(range(6))
+
+
+async def test_close_fails_what_is_out() -> None:
+    async with serving(Offsets()) as (server, port):
+        peer = Channel(HOST, port)
+        out = asyncio.create_task(peer.call(GetMinOffset(topic="T", queue_id=1)))
+        await until(lambda: peer.connected)
+        await asyncio.sleep(0.01)
+        await peer.close()
+        with pytest.raises(Unreachable):
+            await out
+        await peer.close()
+        await until(lambda: server.connections == 0)
+        with pytest.raises(Unreachable, match="was closed"):
+            await peer.call(GetMaxOffset(topic="T", queue_id=0))
+
+
+async def test_cancelling_a_call_leaves_the_channel_usable() -> None:
+    async with serving(Offsets()) as (_, port), channel(port) as peer:
+        out = asyncio.create_task(peer.call(GetMinOffset(topic="T", queue_id=1)))
+        await until(lambda: peer.connected)
+        out.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await out
+        assert (await peer.call(GetMaxOffset(topic="T", queue_id=2))).offset == 2
+
+
+async def test_a_peer_that_is_no_broker_is_named() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    async with listening(talk) as port, channel(port) as peer:
+        with pytest.raises(Unreachable, match="broken frame"):
+            await peer.call(GetMaxOffset(topic="T", queue_id=0))

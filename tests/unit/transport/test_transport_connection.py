@@ -1,0 +1,279 @@
+"""One connection over a transport that only records: writes, pauses, limits, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from typing import Any
+
+import pytest
+from tests.unit.transport.raw_peer import Offsets, frame, max_offset
+
+from cosmodrome.errors import Unreachable
+from cosmodrome.transport.connection import Limits, SocketConnection
+from cosmodrome.transport.router import LogLimit, Router
+from cosmodrome.wire.commands import GetMaxOffset, NotifyConsumerIdsChanged, OffsetReply
+from cosmodrome.wire.table import BROKER, Call
+
+NOTIFY = NotifyConsumerIdsChanged(consumer_group="g")
+
+
+class RecordingTransport(asyncio.Transport):
+    """Takes every write; `stuck` bytes count as not yet taken by the peer."""
+
+    def __init__(self, peer: object = ("10.0.0.1", 5), takes: bool = True) -> None:
+        super().__init__({"peername": peer})
+        self.takes = takes
+        self.writes: list[bytes] = []
+        self.stuck = 0
+        self.reading = True
+        self.protocol: SocketConnection | None = None
+        self.ended = ""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = high or 0
+
+    def write(self, data: Any) -> None:
+        self.writes.append(bytes(data))
+        if not self.takes:
+            self.stuck += len(data)
+            if self.stuck > self.high and self.protocol is not None:
+                self.protocol.pause_writing()
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.write(b"".join(list_of_data))
+
+    def get_write_buffer_size(self) -> int:
+        return self.stuck
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+    def close(self) -> None:
+        self.ended = self.ended or "close"
+        if not self.stuck:
+            self._lose()
+
+    def abort(self) -> None:
+        self.ended = "abort"
+        self._lose()
+
+    def _lose(self) -> None:
+        protocol, self.protocol = self.protocol, None
+        if protocol is not None:
+            asyncio.get_running_loop().call_soon(protocol.connection_lost, None)
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.log_limit = LogLimit()
+        self.lost = 0
+
+    def connection_opened(self, connection: SocketConnection) -> bool:
+        return True
+
+    def stray(self, kind: str) -> tuple[str, bytes]:
+        return kind, b""
+
+    def connection_quiet(self, connection: SocketConnection) -> None: ...
+
+    def connection_lost(self, connection: SocketConnection) -> None:
+        self.lost += 1
+
+
+def connected(
+    service: object,
+    transport: RecordingTransport,
+    limits: Limits | None = None,
+) -> tuple[SocketConnection, Owner]:
+    owner = Owner()
+    connection = SocketConnection(
+        Router(BROKER, [service], partial=True),
+        owner,
+        limits or Limits(),
+        memoryview(bytearray(1 << 16)),
+    )
+    transport.protocol = connection
+    connection.connection_made(transport)
+    return connection, owner
+
+
+def feed(connection: SocketConnection, data: bytes) -> None:
+    buffer = connection.get_buffer(-1)
+    buffer[: len(data)] = data
+    connection.buffer_updated(len(data))
+
+
+def opaques(data: bytes) -> list[int]:
+    found = []
+    while data:
+        length, word = struct.unpack_from(">II", data)
+        found.append(json.loads(data[8 : 8 + (word & 0xFFFFFF)])["opaque"])
+        data = data[4 + length :]
+    return found
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_one_turn_is_one_write() -> None:
+    transport = RecordingTransport()
+    offsets = Offsets()
+    connection, _ = connected(offsets, transport)
+    for queue in (1, 2):
+        offsets.gate(queue).set_result(None)  # type: ignore[arg-type]
+    feed(connection, b"".join(max_offset(i) for i in range(20)))
+    connection.push(NOTIFY)
+    assert transport.writes == []
+    await turns()
+    assert len(transport.writes) == 1
+    assert opaques(transport.writes[0])[:20] == list(range(20))
+    slow = [frame(31, 100 + q, {"topic": "T", "queueId": str(q)}) for q in (1, 2)]
+    feed(connection, b"".join(slow))
+    await turns()
+    assert len(transport.writes) == 2
+    assert opaques(transport.writes[1]) == [101, 102]
+
+
+async def test_serving_stops_while_the_peer_does_not_take() -> None:
+    class Large:
+        served = 0
+
+        @GetMaxOffset.handler
+        def max_offset(self, ask: GetMaxOffset, call: Call) -> OffsetReply:
+            self.served += 1
+            return OffsetReply(offset=0, body=bytes(1000))
+
+    service = Large()
+    transport = RecordingTransport(takes=False)
+    limits = Limits(queued_bytes_high=5000, queued_bytes_max=20_000)
+    connection, _ = connected(service, transport, limits)
+    feed(connection, b"".join(max_offset(i) for i in range(50)))
+    await turns()
+    assert service.served == 5  # then the replies passed the high-water mark
+    assert not transport.reading and not connection.closed
+    transport.takes, transport.stuck = True, 0
+    connection.resume_writing()
+    await turns()
+    assert service.served == 50
+    assert transport.reading
+    assert opaques(b"".join(transport.writes)) == list(range(50))
+
+
+async def test_queued_bytes_have_a_hard_limit() -> None:
+    transport = RecordingTransport(takes=False)
+    limits = Limits(queued_bytes_high=1000, queued_bytes_max=5000)
+    connection, owner = connected(Offsets(), transport, limits)
+    for _ in range(200):
+        connection.push(NOTIFY)
+    await turns()
+    assert transport.ended == "abort"
+    assert sum(map(len, transport.writes)) <= 5000
+    assert owner.lost == 1
+
+
+async def test_close_callbacks_run_exactly_once() -> None:
+    transport = RecordingTransport()
+    connection, owner = connected(Offsets(), transport)
+    seen: list[str] = []
+
+    def broken() -> None:
+        seen.append("broken")
+        raise RuntimeError("callback")
+
+    connection.on_close(broken)
+    connection.on_close(lambda: seen.append("second"))
+    connection.close("test")
+    connection.close("again")
+    assert connection.closed and seen == []
+    await turns()
+    assert seen == ["broken", "second"]
+    connection.on_close(lambda: seen.append("late"))
+    assert seen == ["broken", "second", "late"]
+    connection.push(NOTIFY)
+    await turns()
+    assert transport.writes == []
+    assert owner.lost == 1
+
+
+async def test_calls_that_are_out_fail_when_it_closes() -> None:
+    connection, _ = connected(Offsets(), RecordingTransport())
+    calls = [asyncio.create_task(connection.call(NOTIFY)) for _ in range(3)]
+    await turns()
+    connection.close("test")
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(outcome, Unreachable) and "test" in str(outcome)
+    with pytest.raises(Unreachable, match=r"was not sent: .*10\.0\.0\.1:5 is closed"):
+        await connection.call(NOTIFY)
+
+
+async def test_what_is_queued_leaves_before_the_close() -> None:
+    transport = RecordingTransport()
+    connection, _ = connected(Offsets(), transport)
+    feed(connection, max_offset(1))
+    connection.close("test")
+    assert opaques(b"".join(transport.writes)) == [1]
+
+
+async def test_a_close_that_is_not_taken_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cosmodrome.transport.connection.CLOSE_TIMEOUT_S", 0.02)
+    transport = RecordingTransport(takes=False)
+    connection, owner = connected(Offsets(), transport)
+    connection.push(NOTIFY)
+    connection.close("test")
+    assert transport.ended == "close" and owner.lost == 0
+    await asyncio.sleep(0.05)
+    assert transport.ended == "abort" and owner.lost == 1
+
+
+async def test_a_reply_that_does_not_fit_becomes_an_error() -> None:
+    class Huge:
+        @GetMaxOffset.handler
+        def max_offset(self, ask: GetMaxOffset, call: Call) -> OffsetReply:
+            return OffsetReply(offset=0, body=bytes(16 * 1024 * 1024))
+
+    transport = RecordingTransport()
+    connection, _ = connected(Huge(), transport)
+    feed(connection, max_offset(8))
+    await turns()
+    data = b"".join(transport.writes)
+    assert opaques(data) == [8]
+    assert b'"code":1' in data and b"cannot be encoded" in data
+    assert connection.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "peer", "said"),
+    [
+        (("10.1.2.3", 5), ("10.1.2.3", 5), "10.1.2.3:5"),
+        (("::ffff:10.1.2.3", 5, 0, 0), ("10.1.2.3", 5), "10.1.2.3:5"),
+        (("fe80::1", 5, 0, 2), ("fe80::1", 5), "[fe80::1]:5"),
+        (None, ("?", 0), "?:0"),
+    ],
+)
+async def test_peers_as_people_write_them(
+    address: object, peer: tuple[str, int], said: str
+) -> None:
+    connection, _ = connected(Offsets(), RecordingTransport(address))
+    assert (connection.peer, connection.said) == (peer, said)
+    connection.abort("test")
+    await turns()
+
+
+async def test_a_quiet_stretch_does_not_count_against_a_fresh_write() -> None:
+    transport = RecordingTransport(takes=False)
+    connection, _ = connected(Offsets(), transport, Limits(idle_s=0.2))
+    await asyncio.sleep(0.12)
+    feed(connection, max_offset(1))  # answered into a socket that takes nothing
+    await asyncio.sleep(0.12)
+    assert not connection.closed
+    await asyncio.sleep(0.25)
+    assert transport.ended == "abort"

@@ -1,0 +1,122 @@
+"""The health port and the search for free ports."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cosmodrome.errors import ConfigError
+from cosmodrome.transport import ports
+from cosmodrome.transport.health import CONNECTIONS_MAX, HealthServer
+from cosmodrome.transport.ports import free_base_port
+
+HOST = "127.0.0.1"
+
+
+def broken() -> tuple[bool, str]:
+    raise RuntimeError("probe broke")
+
+
+@asynccontextmanager
+async def health(timeout_s: float = 5.0) -> AsyncIterator[int]:
+    probes = {
+        "/livez": lambda: (True, "alive"),
+        "/readyz": lambda: (False, "store\r\nX-Injected: 1"),
+        "/startupz": broken,
+    }
+    server = HealthServer(probes, request_timeout_s=timeout_s)
+    try:
+        yield await server.listen(HOST, 0)
+    finally:
+        await server.stop()
+        await server.stop()
+
+
+async def ask(port: int, request: bytes) -> tuple[int, str, str]:
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(request)
+    data = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    await writer.wait_closed()
+    head, _, body = data.decode().partition("\r\n\r\n")
+    return int(head.split(" ")[1]), head, body
+
+
+async def test_probes_answer_one_line() -> None:
+    async with health() as port:
+        status, head, body = await ask(port, b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (status, body) == (200, "alive\n")
+        assert "Connection: close" in head and "Content-Length: 6" in head
+        status, _, body = await ask(port, b"GET /readyz?verbose HTTP/1.1\r\n\r\n")
+        assert (status, body) == (503, "store X-Injected: 1\n")
+        status, _, body = await ask(port, b"GET /startupz HTTP/1.0\r\n\r\n")
+        assert status == 503 and "RuntimeError" in body
+
+
+async def test_head_has_no_body() -> None:
+    async with health() as port:
+        status, head, body = await ask(port, b"HEAD /livez HTTP/1.1\r\n\r\n")
+        assert (status, body) == (200, "")
+        assert "Content-Length: 6" in head
+
+
+async def test_strange_requests() -> None:
+    async with health() as port:
+        status, _, body = await ask(port, b"GET / HTTP/1.1\r\n\r\n")
+        assert (status, body) == (404, "Paths served here: /livez /readyz /startupz\n")
+        assert (await ask(port, b"POST /livez HTTP/1.1\r\n\r\n"))[0] == 405
+        assert (await ask(port, b"nonsense\r\n\r\n"))[0] == 400
+        assert (await ask(port, b"GET /livez HTTP/1.1\r\nX: " + b"a" * 20_000))[0] == 431
+
+
+async def test_a_slow_request_is_dropped() -> None:
+    async with health(timeout_s=0.1) as port:
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(b"GET /li")
+        with pytest.raises(ConnectionError):
+            if await asyncio.wait_for(reader.read(), 2) == b"":
+                raise ConnectionError
+        writer.close()
+
+
+async def test_connections_are_bounded_and_stop_ends_them() -> None:
+    async with health() as port:
+        peers = [await asyncio.open_connection(HOST, port) for _ in range(CONNECTIONS_MAX + 1)]
+        try:
+            reader, _ = peers[-1]
+            assert await asyncio.wait_for(reader.read(), 2) == b""
+        except ConnectionError:
+            pass
+    for _, writer in peers:
+        writer.close()
+
+
+def test_three_related_ports_can_be_bound() -> None:
+    port = free_base_port(HOST)
+    with socket.socket() as main, socket.socket() as vip, socket.socket() as ha:
+        for each, offset in ((main, 0), (vip, -2), (ha, 1)):
+            each.bind((HOST, port + offset))
+
+
+def test_a_taken_neighbour_is_avoided(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def bind(held: object, host: str, port: int) -> int | None:
+        asked.append(port)
+        if port == 0:
+            return 20_000 + len(asked)
+        return port if len(asked) > 6 else None
+
+    monkeypatch.setattr(ports, "_bind", bind)
+    port = free_base_port(HOST)
+    assert asked[-2:] == [port - 2, port + 1]
+    assert asked.count(0) == 4
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot listen"):
+        free_base_port("192.0.2.1")
