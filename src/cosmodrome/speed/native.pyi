@@ -1,0 +1,39 @@
+from cosmodrome.speed.pure import Entry, Header
+
+WALK_MORE: int
+WALK_BLANK: int
+WALK_EMPTY: int
+WALK_CORRUPT: int
+
+def decode_header(serialize: int, data: bytes) -> Header: ...
+def encode_header(
+    serialize: int,
+    code: int,
+    language: int,
+    version: int,
+    opaque: int,
+    flag: int,
+    remark: str | None,
+    ext: dict[str, str] | None,
+) -> bytes: ...
+def java_hash(text: str) -> int: ...
+def encode_record(
+    out: bytearray,
+    log_offset: int,
+    queue_offset: int,
+    store_ms: int,
+    topic: bytes,
+    queue_id: int,
+    flag: int,
+    sys_flag: int,
+    born_ms: int,
+    born_host: bytes,
+    store_host: bytes,
+    reconsume_times: int,
+    prepared_offset: int,
+    body: bytes,
+    properties: bytes,
+) -> int: ...
+def walk(
+    view: memoryview, base: int, start: int, end: int, check_crc: bool, limit: int
+) -> tuple[list[Entry], int, int]: ...

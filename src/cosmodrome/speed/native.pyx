@@ -1,0 +1,998 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: initializedcheck=False
+"""The hot functions compiled. `pure` is the law: same names, same results, same exceptions.
+
+Whatever is unusual (an error above all) is handed to `pure`, so its verdict and its words are
+written once. Nothing here reads beyond a length that was checked before.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
+from cpython.bytes cimport (
+    PyBytes_AS_STRING,
+    PyBytes_CheckExact,
+    PyBytes_FromStringAndSize,
+    PyBytes_GET_SIZE,
+)
+from cpython.exc cimport PyErr_Clear
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcmp, memcpy
+
+from zlib import crc32
+
+from cosmodrome import layout
+from cosmodrome.errors import MessageTooLarge
+from cosmodrome.speed import pure
+
+cdef extern from "Python.h":
+    int PyUnicode_KIND(object text)
+    void *PyUnicode_DATA(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    Py_UCS4 PyUnicode_READ(int kind, void *data, Py_ssize_t index)
+    PyObject *decode_utf8 "PyUnicode_DecodeUTF8"(
+        const char *data, Py_ssize_t size, const char *errors
+    )
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+
+cdef int SERIALIZE_JSON = layout.SERIALIZE_JSON
+cdef int SERIALIZE_BINARY = layout.SERIALIZE_BINARY
+cdef int32_t MAGIC_RECORD = layout.MAGIC_RECORD
+cdef int32_t MAGIC_RECORD_V2 = layout.MAGIC_RECORD_V2
+cdef int32_t MAGIC_BLANK = layout.MAGIC_BLANK
+cdef int32_t SYS_BORN_V6 = layout.SYS_BORN_V6
+cdef int32_t SYS_STORE_V6 = layout.SYS_STORE_V6
+cdef uint32_t CRC_MASK = layout.CRC_MASK
+cdef Py_ssize_t HOST_V4_BYTES = layout.HOST_V4_BYTES
+cdef Py_ssize_t HOST_V6_BYTES = layout.HOST_V6_BYTES
+cdef Py_ssize_t HEAD_BYTES = layout.RECORD_HEAD.size
+cdef Py_ssize_t MIDDLE_BYTES = layout.RECORD_MIDDLE.size
+cdef Py_ssize_t RECORD_BYTES_MIN = layout.RECORD_BYTES_MIN
+cdef Py_ssize_t TOPIC_BYTES_MAX = layout.TOPIC_BYTES_MAX
+cdef Py_ssize_t PROPERTIES_BYTES_MAX = layout.PROPERTIES_BYTES_MAX
+cdef Py_ssize_t BINARY_HEADER_BYTES = layout.BINARY_HEADER.size
+
+WALK_MORE = pure.WALK_MORE
+WALK_BLANK = pure.WALK_BLANK
+WALK_EMPTY = pure.WALK_EMPTY
+WALK_CORRUPT = pure.WALK_CORRUPT
+cdef int MORE = WALK_MORE
+cdef int BLANK = WALK_BLANK
+cdef int EMPTY = WALK_EMPTY
+cdef int CORRUPT = WALK_CORRUPT
+
+cdef dict _language_codes = {name.encode(): code for code, name in enumerate(pure.LANGUAGES)}
+cdef list _language_names = [name.encode() for name in pure.LANGUAGES]
+cdef int LANGUAGE_COUNT = len(pure.LANGUAGES)
+cdef int LANGUAGE_OTHER = pure.LANGUAGE_OTHER
+
+
+# --- big-endian ----------------------------------------------------------------------------
+
+
+cdef inline int16_t _i16(const uint8_t *at) noexcept nogil:
+    return <int16_t>((at[0] << 8) | at[1])
+
+
+cdef inline int32_t _i32(const uint8_t *at) noexcept nogil:
+    return <int32_t>(
+        (<uint32_t>at[0] << 24) | (<uint32_t>at[1] << 16) | (<uint32_t>at[2] << 8) | at[3]
+    )
+
+
+cdef inline int64_t _i64(const uint8_t *at) noexcept nogil:
+    return <int64_t>((<uint64_t><uint32_t>_i32(at) << 32) | <uint32_t>_i32(at + 4))
+
+
+cdef inline uint8_t *_put16(uint8_t *at, uint32_t value) noexcept nogil:
+    at[0] = <uint8_t>(value >> 8)
+    at[1] = <uint8_t>value
+    return at + 2
+
+
+cdef inline uint8_t *_put32(uint8_t *at, uint32_t value) noexcept nogil:
+    at[0] = <uint8_t>(value >> 24)
+    at[1] = <uint8_t>(value >> 16)
+    at[2] = <uint8_t>(value >> 8)
+    at[3] = <uint8_t>value
+    return at + 4
+
+
+cdef inline uint8_t *_put64(uint8_t *at, uint64_t value) noexcept nogil:
+    _put32(at, <uint32_t>(value >> 32))
+    return _put32(at + 4, <uint32_t>value)
+
+
+cdef inline uint8_t *_put(uint8_t *at, const void *data, Py_ssize_t size) noexcept nogil:
+    if size:
+        memcpy(at, data, size)
+    return at + size
+
+
+cdef inline str _text(const uint8_t *at, Py_ssize_t size):
+    return PyUnicode_DecodeUTF8(<const char *>at, size, "replace")
+
+
+# --- header --------------------------------------------------------------------------------
+
+
+def decode_header(int serialize, data):
+    if not PyBytes_CheckExact(data):
+        data = bytes(data)
+    found = None
+    if serialize == SERIALIZE_BINARY:
+        found = _decode_binary(data)
+    elif serialize == SERIALIZE_JSON:
+        found = _decode_json(data)
+    return found if found is not None else pure.decode_header(serialize, data)
+
+
+cdef _decode_binary(bytes data):
+    cdef const uint8_t *start = <const uint8_t *>PyBytes_AS_STRING(data)
+    cdef Py_ssize_t end = PyBytes_GET_SIZE(data)
+    cdef Py_ssize_t at = BINARY_HEADER_BYTES
+    cdef Py_ssize_t key_bytes, value_bytes, key_at
+    cdef int language
+    cdef dict ext = {}
+    if end < at + 4:
+        return None
+    value_bytes = _i32(start + 13)
+    if value_bytes < 0 or value_bytes > end - at - 4:
+        return None
+    remark = _text(start + at, value_bytes) if value_bytes else None
+    at += value_bytes
+    value_bytes = _i32(start + at)
+    at += 4
+    if value_bytes < 0 or value_bytes > end - at:
+        return None
+    end = at + value_bytes
+    while at < end:
+        if end - at < 6:
+            return None
+        key_bytes = _i16(start + at)
+        if key_bytes < 0 or key_bytes > end - at - 6:
+            return None
+        key_at = at + 2
+        at = key_at + key_bytes
+        value_bytes = _i32(start + at)
+        at += 4
+        if value_bytes < 0 or value_bytes > end - at:
+            return None
+        if key_bytes and value_bytes:
+            ext[_text(start + key_at, key_bytes)] = _text(start + at, value_bytes)
+        at += value_bytes
+    language = <signed char>start[2]
+    if not 0 <= language < LANGUAGE_COUNT:
+        language = LANGUAGE_OTHER
+    return _i16(start), language, _i16(start + 3), _i32(start + 5), _i32(start + 9), remark, ext
+
+
+cdef struct Scan:
+    const uint8_t *at
+    const uint8_t *end
+
+
+cdef inline bint _blank(uint8_t byte) noexcept nogil:
+    return byte == 32 or byte == 9 or byte == 10 or byte == 13
+
+
+cdef inline uint8_t _peek(Scan *scan) noexcept nogil:
+    """The next byte that is not white space, 0 at the end."""
+    while scan.at < scan.end and _blank(scan.at[0]):
+        scan.at += 1
+    return scan.at[0] if scan.at < scan.end else 0
+
+
+cdef inline bint _take(Scan *scan, uint8_t byte) noexcept nogil:
+    if _peek(scan) != byte:
+        return False
+    scan.at += 1
+    return True
+
+
+cdef bint _take_word(Scan *scan, const char *word, Py_ssize_t size) noexcept nogil:
+    if scan.end - scan.at < size or memcmp(scan.at, word, size) != 0:
+        return False
+    scan.at += size
+    return True
+
+
+cdef bint _take_int(Scan *scan, int64_t *value) noexcept nogil:
+    """A plain integer of at most ten digits, written as Java would write it."""
+    cdef const uint8_t *first
+    cdef bint negative = _peek(scan) == 45
+    cdef int64_t total = 0
+    if negative:
+        scan.at += 1
+    first = scan.at
+    while scan.at < scan.end and 48 <= scan.at[0] <= 57:
+        if scan.at - first == 10:
+            return False
+        total = total * 10 + (scan.at[0] - 48)
+        scan.at += 1
+    if scan.at == first or (first[0] == 48 and (negative or scan.at - first > 1)):
+        return False
+    if scan.at < scan.end and (scan.at[0] == 46 or scan.at[0] == 69 or scan.at[0] == 101):
+        return False
+    value[0] = -total if negative else total
+    return True
+
+
+cdef bint _take_int32(Scan *scan, int64_t *value) noexcept nogil:
+    return _take_int(scan, value) and -0x80000000LL <= value[0] <= 0x7FFFFFFFLL
+
+
+cdef bint _take_span(Scan *scan, const uint8_t **first, Py_ssize_t *size, bint *escaped) noexcept nogil:
+    """A string as it stands between its quotes."""
+    cdef uint8_t byte
+    if not _take(scan, 34):
+        return False
+    first[0] = scan.at
+    escaped[0] = False
+    while scan.at < scan.end:
+        byte = scan.at[0]
+        if byte == 34:
+            size[0] = scan.at - first[0]
+            scan.at += 1
+            return True
+        if byte < 32:
+            return False
+        if byte == 92:
+            escaped[0] = True
+            scan.at += 1
+        scan.at += 1
+    return False
+
+
+cdef int _hex4(const uint8_t *at) noexcept nogil:
+    cdef int value = 0
+    cdef int index
+    cdef uint8_t byte
+    for index in range(4):
+        byte = at[index]
+        if 48 <= byte <= 57:
+            value = value * 16 + byte - 48
+        elif 97 <= (byte | 32) <= 102:
+            value = value * 16 + (byte | 32) - 87
+        else:
+            return -1
+    return value
+
+
+cdef Py_ssize_t _unescape(const uint8_t *at, Py_ssize_t size, uint8_t *out) noexcept nogil:
+    """UTF-8 of an escaped string into `out` (never longer than the source); -1 if unusual."""
+    cdef const uint8_t *end = at + size
+    cdef uint8_t *begin = out
+    cdef uint8_t byte
+    cdef int unit, low
+    while at < end:
+        byte = at[0]
+        at += 1
+        if byte != 92:
+            out[0] = byte
+            out += 1
+            continue
+        byte = at[0]  # a span never ends behind a backslash
+        at += 1
+        if byte == 117:
+            if end - at < 4:
+                return -1
+            unit = _hex4(at)
+            at += 4
+            if unit < 0:
+                return -1
+            if 0xD800 <= unit < 0xE000:
+                if unit >= 0xDC00 or end - at < 6 or at[0] != 92 or at[1] != 117:
+                    return -1
+                low = _hex4(at + 2)
+                if low < 0xDC00 or low >= 0xE000:
+                    return -1
+                at += 6
+                unit = 0x10000 + ((unit - 0xD800) << 10) + (low - 0xDC00)
+                out[0] = <uint8_t>(0xF0 | (unit >> 18))
+                out[1] = <uint8_t>(0x80 | ((unit >> 12) & 0x3F))
+                out[2] = <uint8_t>(0x80 | ((unit >> 6) & 0x3F))
+                out[3] = <uint8_t>(0x80 | (unit & 0x3F))
+                out += 4
+            elif unit >= 0x800:
+                out[0] = <uint8_t>(0xE0 | (unit >> 12))
+                out[1] = <uint8_t>(0x80 | ((unit >> 6) & 0x3F))
+                out[2] = <uint8_t>(0x80 | (unit & 0x3F))
+                out += 3
+            elif unit >= 0x80:
+                out[0] = <uint8_t>(0xC0 | (unit >> 6))
+                out[1] = <uint8_t>(0x80 | (unit & 0x3F))
+                out += 2
+            else:
+                out[0] = <uint8_t>unit
+                out += 1
+            continue
+        if byte == 110:
+            byte = 10
+        elif byte == 116:
+            byte = 9
+        elif byte == 114:
+            byte = 13
+        elif byte == 98:
+            byte = 8
+        elif byte == 102:
+            byte = 12
+        elif byte != 34 and byte != 92 and byte != 47:
+            return -1
+        out[0] = byte
+        out += 1
+    return out - begin
+
+
+cdef str _take_text(Scan *scan):
+    """A string; None when it is not there or unusual (broken UTF-8, lone surrogates ...)."""
+    cdef const uint8_t *first = NULL
+    cdef Py_ssize_t size = 0
+    cdef bint escaped = False
+    cdef uint8_t *plain
+    if not _take_span(scan, &first, &size, &escaped):
+        return None
+    if not escaped:
+        return _strict_text(first, size)
+    plain = <uint8_t *>PyMem_Malloc(size)
+    if plain == NULL:
+        raise MemoryError
+    try:
+        size = _unescape(first, size, plain)
+        return _strict_text(plain, size) if size >= 0 else None
+    finally:
+        PyMem_Free(plain)
+
+
+cdef str _strict_text(const uint8_t *at, Py_ssize_t size):
+    cdef PyObject *text = decode_utf8(<const char *>at, size, NULL)
+    if text == NULL:
+        PyErr_Clear()
+        return None
+    found = <str>text
+    Py_DECREF(found)
+    return found
+
+
+cdef dict _take_ext(Scan *scan):
+    cdef dict ext = {}
+    cdef str name, value
+    cdef uint8_t byte
+    cdef const uint8_t *first
+    cdef int64_t number = 0
+    if not _take(scan, 123):
+        return None
+    if _take(scan, 125):
+        return ext
+    while True:
+        if _peek(scan) != 34:
+            return None
+        name = _take_text(scan)
+        if name is None or not _take(scan, 58):
+            return None
+        byte = _peek(scan)
+        if byte == 34:
+            value = _take_text(scan)
+            if value is None:
+                return None
+        elif byte == 45 or 48 <= byte <= 57:
+            first = scan.at
+            if not _take_int(scan, &number):
+                return None
+            value = _text(first, scan.at - first)
+        elif _take_word(scan, "true", 4):
+            value = "true"
+        elif _take_word(scan, "false", 5):
+            value = "false"
+        else:
+            return None
+        ext[name] = value
+        byte = _peek(scan)
+        scan.at += 1
+        if byte == 125:
+            return ext
+        if byte != 44:
+            return None
+
+
+cdef bint _is(const uint8_t *name, Py_ssize_t size, const char *word, Py_ssize_t word_size) noexcept nogil:
+    return size == word_size and memcmp(name, word, size) == 0
+
+
+cdef _decode_json(bytes data):
+    """The header in the shape every client writes; None for anything else."""
+    cdef Scan scan
+    cdef const uint8_t *name = NULL
+    cdef const uint8_t *word = NULL
+    cdef Py_ssize_t size = 0
+    cdef Py_ssize_t word_size = 0
+    cdef bint escaped = False
+    cdef bint has_code = False
+    cdef uint8_t byte
+    cdef int64_t code = 0
+    cdef int64_t language = 0
+    cdef int64_t version = 0
+    cdef int64_t opaque = 0
+    cdef int64_t flag = 0
+    cdef str remark = None
+    cdef dict ext = None
+    scan.at = <const uint8_t *>PyBytes_AS_STRING(data)
+    scan.end = scan.at + PyBytes_GET_SIZE(data)
+    if not _take(&scan, 123):
+        return None
+    while True:
+        if not _take_span(&scan, &name, &size, &escaped) or escaped or not _take(&scan, 58):
+            return None
+        byte = _peek(&scan)
+        if _is(name, size, "code", 4):
+            has_code = True
+            if not _take_int32(&scan, &code):
+                return None
+        elif _is(name, size, "opaque", 6):
+            if not _take_int32(&scan, &opaque):
+                return None
+        elif _is(name, size, "flag", 4):
+            if not _take_int32(&scan, &flag):
+                return None
+        elif _is(name, size, "version", 7):
+            if not _take_int32(&scan, &version):
+                return None
+        elif _is(name, size, "extFields", 9):
+            if byte == 110:
+                if not _take_word(&scan, "null", 4):
+                    return None
+                ext = None
+            else:
+                ext = _take_ext(&scan)
+                if ext is None:
+                    return None
+        elif _is(name, size, "language", 8):
+            if byte != 34:
+                if not _take_int32(&scan, &language):
+                    return None
+                if not 0 <= language < LANGUAGE_COUNT:
+                    language = LANGUAGE_OTHER
+            else:
+                if not _take_span(&scan, &word, &word_size, &escaped) or escaped:
+                    return None
+                found = _language_codes.get(word[:word_size])
+                if found is None:
+                    return None
+                language = found
+        elif _is(name, size, "remark", 6):
+            if byte == 110:
+                if not _take_word(&scan, "null", 4):
+                    return None
+                remark = None
+            else:
+                remark = _take_text(&scan)
+                if remark is None:
+                    return None
+        elif _is(name, size, "serializeTypeCurrentRPC", 23):
+            if not _take_span(&scan, &word, &word_size, &escaped) or escaped:
+                return None
+            if _strict_text(word, word_size) is None:
+                return None
+        else:
+            return None
+        byte = _peek(&scan)
+        scan.at += 1
+        if byte == 125:
+            break
+        if byte != 44:
+            return None
+    while scan.at < scan.end and _blank(scan.at[0]):
+        scan.at += 1
+    if not has_code or scan.at != scan.end:
+        return None
+    return (
+        code,
+        language,
+        version,
+        opaque,
+        flag,
+        remark if remark else None,
+        ext if ext is not None else {},
+    )
+
+
+def encode_header(int serialize, code, language, version, opaque, flag, remark, ext):
+    cdef int64_t numbers[5]
+    out = None
+    try:
+        numbers[0] = code
+        numbers[1] = language
+        numbers[2] = version
+        numbers[3] = opaque
+        numbers[4] = flag
+        if serialize == SERIALIZE_JSON:
+            out = _encode_json(numbers, remark, ext)
+        elif serialize == SERIALIZE_BINARY:
+            out = _encode_binary(numbers, remark, ext)
+    except (OverflowError, UnicodeEncodeError, TypeError):
+        out = None
+    if out is not None:
+        return out
+    return pure.encode_header(serialize, code, language, version, opaque, flag, remark, ext)
+
+
+cdef inline bint _fits32(int64_t value) noexcept nogil:
+    return -0x80000000LL <= value <= 0x7FFFFFFFLL
+
+
+cdef struct Out:
+    uint8_t *data
+    Py_ssize_t size
+    Py_ssize_t room
+
+
+cdef int _reserve(Out *out, Py_ssize_t more) except -1:
+    cdef Py_ssize_t room
+    cdef uint8_t *data
+    if out.room - out.size >= more:
+        return 0
+    room = (out.size + more) * 2
+    data = <uint8_t *>PyMem_Realloc(out.data, room)
+    if data == NULL:
+        raise MemoryError
+    out.data = data
+    out.room = room
+    return 0
+
+
+cdef int _add(Out *out, const char *data, Py_ssize_t size) except -1:
+    _reserve(out, size)
+    memcpy(out.data + out.size, data, size)
+    out.size += size
+    return 0
+
+
+cdef int _add_number(Out *out, int64_t value) except -1:
+    cdef char digits[24]
+    cdef int at = 24
+    cdef bint negative = value < 0
+    cdef uint64_t rest = <uint64_t>-value if negative else <uint64_t>value
+    while True:
+        at -= 1
+        digits[at] = <char>(48 + rest % 10)
+        rest //= 10
+        if rest == 0:
+            break
+    if negative:
+        at -= 1
+        digits[at] = 45
+    return _add(out, digits + at, 24 - at)
+
+
+cdef int _add_text(Out *out, str text) except -1:
+    """A JSON string. The room for the worst case is taken first: six bytes for one."""
+    cdef Py_ssize_t size = 0
+    cdef const char *data = PyUnicode_AsUTF8AndSize(text, &size)
+    cdef Py_ssize_t index
+    cdef uint8_t byte
+    cdef uint8_t *at
+    cdef const char *digits = "0123456789abcdef"
+    _reserve(out, size * 6 + 2)
+    at = out.data + out.size
+    at[0] = 34
+    at += 1
+    for index in range(size):
+        byte = <uint8_t>data[index]
+        if byte >= 32 and byte != 34 and byte != 92:
+            at[0] = byte
+            at += 1
+            continue
+        at[0] = 92
+        if byte == 34 or byte == 92:
+            at[1] = byte
+        elif byte == 10:
+            at[1] = 110
+        elif byte == 9:
+            at[1] = 116
+        elif byte == 13:
+            at[1] = 114
+        elif byte == 8:
+            at[1] = 98
+        elif byte == 12:
+            at[1] = 102
+        else:
+            at[1] = 117
+            at[2] = 48
+            at[3] = 48
+            at[4] = digits[byte >> 4]
+            at[5] = digits[byte & 15]
+            at += 4
+        at += 2
+    at[0] = 34
+    out.size = at + 1 - out.data
+    return 0
+
+
+cdef _encode_json(const int64_t *numbers, remark, ext):
+    cdef Out out
+    cdef bint first = True
+    cdef bytes language
+    if not (_fits32(numbers[0]) and _fits32(numbers[2])):
+        return None
+    if not (_fits32(numbers[3]) and _fits32(numbers[4])):
+        return None
+    if not (ext is None or type(ext) is dict) or not (remark is None or type(remark) is str):
+        return None
+    language = _language_names[
+        numbers[1] if 0 <= numbers[1] < LANGUAGE_COUNT else LANGUAGE_OTHER
+    ]
+    out.data = <uint8_t *>PyMem_Malloc(512)
+    out.size = 0
+    out.room = 512
+    if out.data == NULL:
+        raise MemoryError
+    try:
+        _add(&out, b'{"code":', 8)
+        _add_number(&out, numbers[0])
+        if ext is not None:
+            _add(&out, b',"extFields":{', 14)
+            for name, value in (<dict>ext).items():
+                if type(name) is not str or type(value) is not str:
+                    return None
+                if first:
+                    first = False
+                else:
+                    _add(&out, b",", 1)
+                _add_text(&out, <str>name)
+                _add(&out, b":", 1)
+                _add_text(&out, <str>value)
+            _add(&out, b"}", 1)
+        _add(&out, b',"flag":', 8)
+        _add_number(&out, numbers[4])
+        _add(&out, b',"language":"', 13)
+        _add(&out, PyBytes_AS_STRING(language), PyBytes_GET_SIZE(language))
+        _add(&out, b'","opaque":', 11)
+        _add_number(&out, numbers[3])
+        if remark is not None:
+            _add(&out, b',"remark":', 10)
+            _add_text(&out, <str>remark)
+        _add(&out, b',"serializeTypeCurrentRPC":"JSON","version":', 44)
+        _add_number(&out, numbers[2])
+        _add(&out, b"}", 1)
+        return PyBytes_FromStringAndSize(<char *>out.data, out.size)
+    finally:
+        PyMem_Free(out.data)
+
+
+cdef _encode_binary(const int64_t *numbers, remark, ext):
+    cdef Py_ssize_t remark_bytes = 0
+    cdef Py_ssize_t ext_bytes = 0
+    cdef Py_ssize_t size = 0
+    cdef const char *said = NULL
+    cdef const char *text
+    cdef bytes out
+    cdef uint8_t *at
+    cdef int64_t language = numbers[1]
+    if not (-0x8000 <= numbers[0] <= 0x7FFF and -0x8000 <= numbers[2] <= 0x7FFF):
+        return None
+    if not (_fits32(numbers[3]) and _fits32(numbers[4])):
+        return None
+    if not (ext is None or type(ext) is dict) or not (remark is None or type(remark) is str):
+        return None
+    if not 0 <= language < LANGUAGE_COUNT:
+        language = LANGUAGE_OTHER
+    if remark is not None:
+        said = PyUnicode_AsUTF8AndSize(remark, &remark_bytes)
+    if ext is not None:
+        # The UTF-8 form of a text is kept by the text itself, so asking twice costs nothing.
+        for name, value in (<dict>ext).items():
+            if type(name) is not str or type(value) is not str:
+                return None
+            PyUnicode_AsUTF8AndSize(name, &size)
+            if size > 0x7FFF:
+                return None
+            ext_bytes += size + 6
+            PyUnicode_AsUTF8AndSize(value, &size)
+            ext_bytes += size
+    if ext_bytes > 0x7FFFFFFF or remark_bytes > 0x7FFFFFFF:
+        return None
+    out = PyBytes_FromStringAndSize(NULL, BINARY_HEADER_BYTES + remark_bytes + 4 + ext_bytes)
+    at = <uint8_t *>PyBytes_AS_STRING(out)
+    at = _put16(at, <uint32_t>numbers[0])
+    at[0] = <uint8_t>language
+    at = _put16(at + 1, <uint32_t>numbers[2])
+    at = _put32(at, <uint32_t>numbers[3])
+    at = _put32(at, <uint32_t>numbers[4])
+    at = _put32(at, <uint32_t>remark_bytes)
+    at = _put(at, said, remark_bytes)
+    at = _put32(at, <uint32_t>ext_bytes)
+    if ext is not None:
+        for name, value in (<dict>ext).items():
+            text = PyUnicode_AsUTF8AndSize(name, &size)
+            at = _put(_put16(at, <uint32_t>size), text, size)
+            text = PyUnicode_AsUTF8AndSize(value, &size)
+            at = _put(_put32(at, <uint32_t>size), text, size)
+    return out
+
+
+# --- hash ----------------------------------------------------------------------------------
+
+
+def java_hash(str text not None):
+    return _java_hash(text)
+
+
+cdef int32_t _java_hash(str text):
+    cdef int kind = PyUnicode_KIND(text)
+    cdef void *data = PyUnicode_DATA(text)
+    cdef Py_ssize_t size = PyUnicode_GET_LENGTH(text)
+    cdef Py_ssize_t index
+    cdef uint32_t value = 0
+    cdef uint32_t point
+    for index in range(size):
+        point = PyUnicode_READ(kind, data, index)
+        if point >= 0x10000:
+            value = 31 * value + (0xD7C0 + (point >> 10))
+            point = 0xDC00 | (point & 0x3FF)
+        value = 31 * value + point
+    return <int32_t>value
+
+
+# --- record --------------------------------------------------------------------------------
+
+
+cdef inline bytes _as_bytes(data):
+    return data if PyBytes_CheckExact(data) else bytes(memoryview(data))
+
+
+def encode_record(
+    bytearray out not None,
+    log_offset,
+    queue_offset,
+    store_ms,
+    topic,
+    queue_id,
+    flag,
+    sys_flag,
+    born_ms,
+    born_host,
+    store_host,
+    reconsume_times,
+    prepared_offset,
+    body,
+    properties,
+):
+    cdef bytes topic_data = _as_bytes(topic)
+    cdef bytes born_data = _as_bytes(born_host)
+    cdef bytes store_data = _as_bytes(store_host)
+    cdef bytes body_data = _as_bytes(body)
+    cdef bytes properties_data = _as_bytes(properties)
+    cdef Py_ssize_t topic_bytes = PyBytes_GET_SIZE(topic_data)
+    cdef Py_ssize_t born_bytes = PyBytes_GET_SIZE(born_data)
+    cdef Py_ssize_t store_bytes = PyBytes_GET_SIZE(store_data)
+    cdef Py_ssize_t body_bytes = PyBytes_GET_SIZE(body_data)
+    cdef Py_ssize_t properties_bytes = PyBytes_GET_SIZE(properties_data)
+    cdef Py_ssize_t size, before
+    cdef int64_t c_log_offset, c_queue_offset, c_store_ms, c_born_ms, c_prepared_offset
+    cdef int32_t c_queue_id, c_flag, c_sys_flag, c_reconsume_times
+    cdef uint32_t crc
+    cdef uint8_t *at
+    if born_bytes != HOST_V4_BYTES and born_bytes != HOST_V6_BYTES:
+        raise ValueError(f"born host of {born_bytes} bytes; expected 8 or 20")
+    if store_bytes != HOST_V4_BYTES and store_bytes != HOST_V6_BYTES:
+        raise ValueError(f"store host of {store_bytes} bytes; expected 8 or 20")
+    if topic_bytes > TOPIC_BYTES_MAX:
+        raise MessageTooLarge(f"topic of {topic_bytes} bytes; at most {TOPIC_BYTES_MAX} fit")
+    if properties_bytes > PROPERTIES_BYTES_MAX:
+        raise MessageTooLarge(
+            f"properties of {properties_bytes} bytes; at most {PROPERTIES_BYTES_MAX} fit,"
+            " shorten keys, tags or user properties"
+        )
+    size = (
+        RECORD_BYTES_MIN - 2 * HOST_V4_BYTES
+        + born_bytes + store_bytes + body_bytes + topic_bytes + properties_bytes
+    )
+    try:
+        c_log_offset = log_offset
+        c_queue_offset = queue_offset
+        c_store_ms = store_ms
+        c_born_ms = born_ms
+        c_prepared_offset = prepared_offset
+        c_queue_id = queue_id
+        c_flag = flag
+        c_sys_flag = sys_flag
+        c_reconsume_times = reconsume_times
+        if size > 0x7FFFFFFF:
+            raise OverflowError(f"record of {size} bytes")
+    except OverflowError as error:
+        raise ValueError(f"a record field does not fit: {error}") from None
+    c_sys_flag &= ~(SYS_BORN_V6 | SYS_STORE_V6)
+    if born_bytes == HOST_V6_BYTES:
+        c_sys_flag |= SYS_BORN_V6
+    if store_bytes == HOST_V6_BYTES:
+        c_sys_flag |= SYS_STORE_V6
+    crc = crc32(body_data)
+    before = PyByteArray_GET_SIZE(out)
+    PyByteArray_Resize(out, before + size)
+    at = <uint8_t *>PyByteArray_AS_STRING(out) + before
+    at = _put32(at, <uint32_t>size)
+    at = _put32(at, <uint32_t>MAGIC_RECORD)
+    at = _put32(at, crc & CRC_MASK)
+    at = _put32(at, <uint32_t>c_queue_id)
+    at = _put32(at, <uint32_t>c_flag)
+    at = _put64(at, <uint64_t>c_queue_offset)
+    at = _put64(at, <uint64_t>c_log_offset)
+    at = _put32(at, <uint32_t>c_sys_flag)
+    at = _put64(at, <uint64_t>c_born_ms)
+    at = _put(at, PyBytes_AS_STRING(born_data), born_bytes)
+    at = _put64(at, <uint64_t>c_store_ms)
+    at = _put(at, PyBytes_AS_STRING(store_data), store_bytes)
+    at = _put32(at, <uint32_t>c_reconsume_times)
+    at = _put64(at, <uint64_t>c_prepared_offset)
+    at = _put32(at, <uint32_t>body_bytes)
+    at = _put(at, PyBytes_AS_STRING(body_data), body_bytes)
+    at[0] = <uint8_t>topic_bytes
+    at = _put(at + 1, PyBytes_AS_STRING(topic_data), topic_bytes)
+    at = _put16(at, <uint32_t>properties_bytes)
+    _put(at, PyBytes_AS_STRING(properties_data), properties_bytes)
+    return size
+
+
+def walk(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit):
+    cdef Py_buffer buffer
+    cdef list entries = []
+    cdef Py_ssize_t at, stop
+    cdef Py_ssize_t index
+    cdef int64_t size
+    cdef int32_t magic
+    cdef const uint8_t *data
+    if not 0 <= start <= end <= len(view):
+        raise ValueError(f"walk from {start} to {end} outside a view of {len(view)} bytes")
+    at = start
+    stop = end
+    PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
+    try:
+        data = <const uint8_t *>buffer.buf
+        while at < stop and len(entries) < limit:
+            if stop - at < 8:
+                for index in range(at, stop):
+                    if data[index]:
+                        return entries, at, CORRUPT
+                return entries, at, EMPTY
+            size = _i32(data + at)
+            magic = _i32(data + at + 4)
+            if magic == MAGIC_BLANK and size >= 8:
+                return entries, at, BLANK
+            if size == 0 and magic == 0:
+                return entries, at, EMPTY
+            if size > stop - at:
+                return entries, at, CORRUPT
+            entry = _entry(view, data + at, base, at, size, magic, check_crc)
+            if entry is None:
+                return entries, at, CORRUPT
+            entries.append(entry)
+            at += size
+        return entries, at, MORE
+    finally:
+        PyBuffer_Release(&buffer)
+
+
+cdef _entry(
+    view, const uint8_t *data, int64_t base, Py_ssize_t at, Py_ssize_t size, int32_t magic,
+    bint check_crc,
+):
+    """One record whose `size` bytes at `data` are readable; None if it is not a good one."""
+    cdef Py_ssize_t store_at, body_at, body_bytes, topic_at, topic_bytes
+    cdef Py_ssize_t properties_at, topic_width
+    cdef int32_t sys_flag
+    cdef int64_t log_offset
+    cdef uint32_t crc
+    if size < RECORD_BYTES_MIN or (magic != MAGIC_RECORD and magic != MAGIC_RECORD_V2):
+        return None
+    log_offset = _i64(data + 28)
+    if <uint64_t>log_offset != <uint64_t>base + <uint64_t>at:
+        return None
+    sys_flag = _i32(data + 36)
+    store_at = HEAD_BYTES + (HOST_V6_BYTES if sys_flag & SYS_BORN_V6 else HOST_V4_BYTES)
+    body_at = (
+        store_at + 8 + (HOST_V6_BYTES if sys_flag & SYS_STORE_V6 else HOST_V4_BYTES)
+        + MIDDLE_BYTES
+    )
+    topic_width = 1 if magic == MAGIC_RECORD else 2
+    if body_at + topic_width + 2 > size:
+        return None
+    body_bytes = _i32(data + body_at - 4)
+    if body_bytes < 0 or body_bytes > size - body_at - topic_width - 2:
+        return None
+    topic_at = body_at + body_bytes + topic_width
+    if topic_width == 1:
+        topic_bytes = <signed char>data[topic_at - 1]
+    else:
+        topic_bytes = _i16(data + topic_at - 2)
+    if topic_bytes < 0 or topic_bytes > size - topic_at - 2:
+        return None
+    properties_at = topic_at + topic_bytes + 2
+    if _i16(data + properties_at - 2) != size - properties_at:
+        return None
+    if check_crc:
+        crc = crc32(view[at + body_at : at + body_at + body_bytes])
+        if <int32_t>(crc & CRC_MASK) != _i32(data + 8):
+            return None
+    tags_code, delay_level, keys = _facts(data + properties_at, size - properties_at)
+    return (
+        log_offset,
+        size,
+        _text(data + topic_at, topic_bytes),
+        _i32(data + 12),
+        _i64(data + 20),
+        sys_flag,
+        _i64(data + store_at),
+        tags_code,
+        delay_level,
+        keys,
+    )
+
+
+cdef tuple _facts(const uint8_t *at, Py_ssize_t size):
+    """Hash of the tags, delay level and keys of a properties text."""
+    cdef const uint8_t *end = at + size
+    cdef const uint8_t *pair_end
+    cdef const uint8_t *value
+    cdef const uint8_t *tags = NULL
+    cdef const uint8_t *words = NULL
+    cdef const uint8_t *unique = NULL
+    cdef const uint8_t *word_end
+    cdef Py_ssize_t name_bytes, value_bytes
+    cdef Py_ssize_t tags_bytes = 0
+    cdef Py_ssize_t words_bytes = 0
+    cdef Py_ssize_t unique_bytes = 0
+    cdef int32_t level = 0
+    cdef list keys = []
+    while at < end:
+        pair_end = <const uint8_t *>memchr(at, 2, end - at)
+        if pair_end == NULL:
+            pair_end = end
+        if pair_end > at:
+            value = <const uint8_t *>memchr(at, 1, pair_end - at)
+            if value != NULL:
+                name_bytes = value - at
+                value += 1
+                value_bytes = pair_end - value
+                if value_bytes > 0:
+                    if _is(at, name_bytes, "TAGS", 4):
+                        tags = value
+                        tags_bytes = value_bytes
+                    elif _is(at, name_bytes, "KEYS", 4):
+                        words = value
+                        words_bytes = value_bytes
+                    elif _is(at, name_bytes, "UNIQ_KEY", 8):
+                        unique = value
+                        unique_bytes = value_bytes
+                    elif _is(at, name_bytes, "DELAY", 5):
+                        level = _level(value, value_bytes)
+        at = pair_end + 1
+    if unique != NULL:
+        keys.append(_text(unique, unique_bytes))
+    if words != NULL:
+        end = words + words_bytes
+        while words < end:
+            word_end = <const uint8_t *>memchr(words, 32, end - words)
+            if word_end == NULL:
+                word_end = end
+            if word_end > words:
+                keys.append(_text(words, word_end - words))
+            words = word_end + 1
+    return _java_hash(_text(tags, tags_bytes)) if tags != NULL else 0, level, tuple(keys)
+
+
+cdef int32_t _level(const uint8_t *at, Py_ssize_t size) noexcept nogil:
+    cdef int64_t level = 0
+    cdef Py_ssize_t index
+    if size and at[0] == 43:
+        at += 1
+        size -= 1
+    if size < 1 or size > 10:
+        return 0
+    for index in range(size):
+        if not 48 <= at[index] <= 57:
+            return 0
+        level = level * 10 + (at[index] - 48)
+    return <int32_t>level if level <= 0x7FFFFFFF else 0
