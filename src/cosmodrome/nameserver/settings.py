@@ -144,8 +144,9 @@ def _check_value(key: str, value: object) -> None:
             f"{key} must be printable text of at most {TEXT_CHARACTERS_MAX} characters."
             " Nothing was changed.",
         )
-    is_duration = isinstance(value, int) and not isinstance(value, bool)
-    if is_duration and not INTERVAL_MS_MIN <= value <= INTERVAL_MS_MAX:  # type: ignore[operator]
+    if isinstance(value, bool) or not isinstance(value, int):
+        return
+    if not INTERVAL_MS_MIN <= value <= INTERVAL_MS_MAX:
         raise Refused(
             Code.SYSTEM_ERROR,
             f"{key}={value} must lie between {INTERVAL_MS_MIN} and {INTERVAL_MS_MAX} ms."

@@ -14,7 +14,7 @@ from nameserver_peer import RawPeer
 from cosmodrome.env.options import NameServerOptions, SocketOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, ConfigError, Refused
-from cosmodrome.nameserver.app import NameServer, build_nameserver
+from cosmodrome.nameserver.app import NameServer, _every, build_nameserver
 from cosmodrome.transport.channel import Channel
 from cosmodrome.wire import commands, fastjson
 
@@ -211,6 +211,7 @@ async def test_a_bad_registration_is_refused_with_a_reason(
             (who(), b"{"),
             (who(), b"[]"),
             (who(), registration_body(topic("../T"))),
+            (who(), registration_body(topic("U")).replace(b'"U":', b'"V":')),
             (who(), registration_body(topic("T", queues=-1), counter=2)),
             ({**who(), "brokerAddr": "nowhere"}, b""),
             ({**who(), "brokerId": "-1"}, b""),
@@ -286,6 +287,27 @@ async def test_a_silent_broker_is_dropped_and_its_connection_closed() -> None:
         await broker.close()
         await peer.close()
         await server.stop()
+
+
+async def test_background_work_that_fails_is_logged_and_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    twice = asyncio.Event()
+    count = 0
+
+    def work() -> None:
+        nonlocal count
+        count += 1
+        if count == 2:
+            twice.set()
+        raise OSError("broken")
+
+    task = asyncio.create_task(_every(lambda: 0.001, work))
+    async with asyncio.timeout(5):
+        await twice.wait()
+    task.cancel()
+    await asyncio.wait((task,))
+    assert "broken" in caplog.text
 
 
 async def test_name_servers_share_nothing(nameserver: NameServer, peer: RawPeer) -> None:

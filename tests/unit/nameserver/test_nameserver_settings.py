@@ -61,6 +61,7 @@ async def test_an_empty_update_changes_nothing() -> None:
         (b"brokerExpiredTime=0", Code.SYSTEM_ERROR),
         (b"scanNotActiveBrokerInterval=-5", Code.SYSTEM_ERROR),
         (b"productEnvName=a\\nlistenPort=1", Code.SYSTEM_ERROR),
+        (b"productEnvName=" + b"x" * 1025, Code.SYSTEM_ERROR),
     ],
 )
 async def test_refusals_change_nothing(tmp_path: Path, text: bytes, code: int) -> None:
