@@ -16,7 +16,7 @@ from cosmodrome.env.options import (
 )
 from cosmodrome.env.real import RealDisk
 from cosmodrome.errors import ConfigError, CosmodromeError
-from cosmodrome.wire.properties_text import format_properties_text, parse_properties_text
+from cosmodrome.wire import properties_text
 
 BROKER_GROUPS: tuple[type[Options], ...] = (BrokerOptions, StoreOptions, SocketOptions)
 NAMESERVER_GROUPS: tuple[type[Options], ...] = (NameServerOptions, SocketOptions)
@@ -38,7 +38,7 @@ class Chosen:
         for settings in (self.nameserver, self.broker):
             if settings is not None:
                 merged.update((key, _shown(value)) for key, value in settings.items())
-        return format_properties_text(dict(sorted(merged.items())))
+        return properties_text.dumps(dict(sorted(merged.items()))).decode()
 
 
 def for_broker(
@@ -135,7 +135,7 @@ def _resolve(
 
 def _read(path: str) -> dict[str, str]:
     try:
-        return parse_properties_text(RealDisk().read(path).decode("utf-8", "replace"))
+        return properties_text.loads(RealDisk().read(path))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; check -c/--config") from None
     except CosmodromeError as error:
