@@ -1,4 +1,4 @@
-"""Builds the compiled twin of `cosmodrome.speed`; without Cython or a compiler the pure one runs."""
+"""Builds the compiled twin of `cosmodrome.speed`; without Cython or a compiler pure runs."""
 
 from setuptools import Extension, setup
 

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any
 
 from peers import java
-from peers.process import die_with_parent
+from peers.process import dying_with_parent
 from peers.resolve import BUILD, SOURCES, make_once, require, run_with_tries
 
 Line = dict[str, Any]
@@ -135,13 +135,12 @@ class Consumer:
         self._errors: list[bytes] = []
         words = [verb, namesrv, topic, group, expression, mode, ",".join(properties)]
         self._child = subprocess.Popen(
-            [*client.command(), *words],
+            dying_with_parent([*client.command(), *words]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=_environment(),
             cwd=BUILD,
-            preexec_fn=die_with_parent,
         )
         self._threads = [
             threading.Thread(target=self._read_output, daemon=True),

@@ -46,13 +46,13 @@ def message(topic: str, asked: dict[str, Any]) -> Message:
     return made
 
 
-def sent(index: int, result: Any, shift: int = 0) -> None:
+def sent(index: int, result: Any, msg_id: str | None, shift: int = 0) -> None:
     write(
         {
             "event": "sent",
             "index": index,
             "status": "SEND_OK" if result.status == SendStatus.OK else str(result.status),
-            "msg_id": result.msg_id,
+            "msg_id": msg_id,
             "offset_msg_id": None,
             "queue_id": None,
             "queue_offset": result.offset + shift,
@@ -70,13 +70,15 @@ def send(namesrv: str, topic: str, group: str, mode: str) -> None:
     if mode == "batch":
         result = producer.send_batch(messages)
         for index in range(len(messages)):
-            sent(index, result, shift=index)
+            sent(index, result, None, shift=index)  # the joined ids do not fit its buffer
     else:
         for index, one in enumerate(messages):
             if mode == "sync":
-                sent(index, producer.send_sync(one))
+                result = producer.send_sync(one)
+                sent(index, result, result.msg_id)
             elif mode == "orderly":
-                sent(index, producer.send_orderly(one, asked[index]["shard"]))
+                result = producer.send_orderly(one, asked[index]["shard"])
+                sent(index, result, result.msg_id)
             elif mode == "oneway":
                 producer.send_oneway(one)
                 write({"event": "sent", "index": index})

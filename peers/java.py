@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from peers.process import Process, accepts
-from peers.raw import registered_brokers
+from peers.raw import clusters
 from peers.resolve import BUILD, SOURCES, make_once, require, run_with_tries
 
 _CLASS_PATH_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:build-classpath"
@@ -239,9 +239,8 @@ class JavaCluster:
         }
 
     def _registered(self) -> bool:
-        return accepts(self.broker_port) and self.broker_name in registered_brokers(
-            self.namesrv_port
-        )
+        known = clusters(self.namesrv_port).get(self.cluster_name, [])
+        return accepts(self.broker_port) and self.broker_name in known
 
 
 def _write_home(home: Path) -> None:

@@ -5,27 +5,31 @@ A child dies with its parent (Linux), so an interrupted test run leaves no serve
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+# Asks the kernel (prctl PR_SET_PDEATHSIG) to kill this process when its parent ends, then becomes
+# the command. Code between fork and exec would not do: the tests have threads.
+_GUARD = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 class NotReady(Exception):
     """The child ended or stayed silent; the text ends with the tail of its log."""
 
 
-def die_with_parent() -> None:
-    """Runs in the child between fork and exec."""
-    if hasattr(_libc, "prctl"):
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def dying_with_parent(command: Sequence[str]) -> list[str]:
+    """The same command, but it is killed when this process ends. Its pid is the child's pid."""
+    return [sys.executable, "-I", "-S", "-c", _GUARD, *command]
 
 
 class Process:
@@ -62,13 +66,12 @@ class Process:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(
-                self._command,
+                dying_with_parent(self._command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=self._env,
                 cwd=self._cwd,
-                preexec_fn=die_with_parent,
             )
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:

@@ -49,17 +49,31 @@ def call(
     )
 
 
-def registered_brokers(namesrv_port: int) -> list[str]:
-    """Broker names a name server knows; empty when it does not answer."""
+def clusters(namesrv_port: int) -> dict[str, list[str]]:
+    """Cluster names and their brokers as a name server knows them; empty without an answer."""
     try:
         _, _, _, body = call(namesrv_port, 106)
     except (OSError, ValueError):
-        return []
+        return {}
     # The body has bare integer keys, which a strict parser refuses; this part of it is plain.
     found = re.search(rb'"clusterAddrTable":(\{[^{}]*\})', body)
-    if found is None:
-        return []
-    return sorted({name for members in json.loads(found[1]).values() for name in members})
+    return {} if found is None else {name: sorted(of) for name, of in json.loads(found[1]).items()}
+
+
+def committed_offset(broker_port: int, group: str, topic: str, queue_id: int) -> int | None:
+    """The offset a group has committed for a queue, or None."""
+    code, fields, _, _ = call(
+        broker_port, 14, {"consumerGroup": group, "topic": topic, "queueId": str(queue_id)}
+    )
+    return int(fields["offset"]) if code == 0 else None
+
+
+def max_offset(broker_port: int, topic: str, queue_id: int) -> int:
+    """The offset the next message of this queue will get."""
+    code, fields, remark, _ = call(broker_port, 30, {"topic": topic, "queueId": str(queue_id)})
+    if code != 0:
+        raise CallFailed(f"max offset of {topic}/{queue_id} was answered {code} {remark}")
+    return int(fields["offset"])
 
 
 def create_topic(namesrv_port: int, broker_port: int, topic: str, queues: int) -> None:

@@ -100,6 +100,7 @@ def for_up(
         {name: value for name, value in environ.items() if name != "NAMESRV_ADDR"},
         _flags(storePathRootDir=_absolute(data), bindAddress=host, listenPort=broker_port),
         for_broker_,
+        neighbours=NAMESERVER_GROUPS,
     )
     root = broker.get(StoreOptions).store_path_root_dir
     nameserver = _resolve(
@@ -123,6 +124,8 @@ def _resolve(
     environ: Mapping[str, str],
     flags: Source,
     pairs: Sequence[str],
+    *,
+    neighbours: Sequence[type[Options]] = (),
 ) -> Settings:
     sources = [Source("default", defaults)]
     if file is not None:
@@ -130,7 +133,7 @@ def _resolve(
     sources.append(environment_source(environ, groups))
     sources.append(flag_source(pairs))
     sources.append(flags)
-    return resolve(groups, sources)
+    return resolve(groups, sources, neighbours=neighbours)
 
 
 def _read(path: str) -> dict[str, str]:

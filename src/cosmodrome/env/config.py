@@ -67,8 +67,16 @@ class Settings:
         self.origins[key] = origin
 
 
-def resolve(groups: Sequence[type[Options]], sources: Sequence[Source]) -> Settings:
-    """Merge `sources`, the weakest first, over the defaults of `groups`."""
+def resolve(
+    groups: Sequence[type[Options]],
+    sources: Sequence[Source],
+    *,
+    neighbours: Sequence[type[Options]] = (),
+) -> Settings:
+    """Merge `sources`, the weakest first, over the defaults of `groups`.
+
+    Keys of `neighbours` are not accepted, but an unknown key may be meant as one of theirs.
+    """
     fields = {
         field.encode_name: field for group in groups for field in msgspec.structs.fields(group)
     }
@@ -79,7 +87,7 @@ def resolve(groups: Sequence[type[Options]], sources: Sequence[Source]) -> Setti
             if field is not None:
                 settings._set(key, _convert(key, text, field.type, source.name), source.name)
             else:
-                _without_meaning(key, text, source.name, fields)
+                _without_meaning(key, text, source.name, [*fields, *_keys(neighbours)])
     return settings
 
 
@@ -130,6 +138,10 @@ def describe(group: type[Options]) -> list[tuple[str, str, str, str]]:
     return rows
 
 
+def _keys(groups: Sequence[type[Options]]) -> list[str]:
+    return [field.encode_name for group in groups for field in msgspec.structs.fields(group)]
+
+
 def _convert(key: str, text: str, kind: Any, origin: str) -> object:
     text = text.strip()
     try:
@@ -138,7 +150,7 @@ def _convert(key: str, text: str, kind: Any, origin: str) -> object:
         raise ConfigError(f"{key}={text} ({origin}): {_plain(str(error))}") from None
 
 
-def _without_meaning(key: str, text: str, origin: str, known: Mapping[str, object]) -> None:
+def _without_meaning(key: str, text: str, origin: str, known: Sequence[str]) -> None:
     if key in REFUSED:
         if text.strip().lower() == "true":
             raise ConfigError(f"{key}={text} ({origin}): {REFUSED[key]}")

@@ -1,13 +1,34 @@
-"""The message store: the one door to messages on disk."""
+"""The message store: the one door to messages on disk.
+
+    append ─► log ─► flush ─► dispatch ─► queues, index ─► arrivals ─► settled
+                                             ▲
+    read, find, record, offset_by_time ──────┘        upkeep: derived data, checkpoint, space
+
+Order is the promise: a message is in its queue, and announced, before the send that carried
+it is settled; and it is in no queue before it is durable. `append` and `settle` belong
+together in one turn of the loop (see `Flush.settle`).
+"""
 
 from __future__ import annotations
 
+import logging
+import os.path
 from collections.abc import Callable, Mapping, Sequence
 
-from cosmodrome.env.base import Env
+from cosmodrome.env.base import Env, FileLock
 from cosmodrome.env.options import StoreOptions
 from cosmodrome.env.signal import Signal
-from cosmodrome.errors import StoreUnwritable
+from cosmodrome.errors import ConfigError, StoreError, StoreUnwritable
+from cosmodrome.store.checkpoint import load_checkpoint
+from cosmodrome.store.dispatch import Dispatch
+from cosmodrome.store.flush import Flush
+from cosmodrome.store.index import Index
+from cosmodrome.store.log import Log
+from cosmodrome.store.queue import Queues, check_path_names
+from cosmodrome.store.read import Reader
+from cosmodrome.store.recover import Recovery
+from cosmodrome.store.segment import OpenFiles
+from cosmodrome.store.upkeep import Upkeep
 from cosmodrome.store.values import (
     Arrival,
     Batch,
@@ -32,10 +53,14 @@ __all__ = [
 ]
 
 MEMORY_BYTES_ASSUMED = 8 << 30
+LOG_FILES_OPEN_MAX = 256
+DERIVED_FILES_OPEN_MAX = 1024
+
+_log = logging.getLogger(__name__)
 
 
 class Store:
-    """Signatures only; the parts behind them follow."""
+    """One store directory. `read_only` takes no lock, changes nothing and serves reads."""
 
     def __init__(
         self,
@@ -46,22 +71,154 @@ class Store:
         memory_bytes: int = MEMORY_BYTES_ASSUMED,
         read_only: bool = False,
     ) -> None:
+        _check(options)
+        root = options.store_path_root_dir
         self.arrivals: Signal[Arrival] = Signal()
+        self._options = options
+        self._env = env
+        self._root = root
+        self._read_only = read_only
+        self._log_files = OpenFiles(env.disk, LOG_FILES_OPEN_MAX)
+        self._derived_files = OpenFiles(env.disk, DERIVED_FILES_OPEN_MAX)
+        self._queues = Queues(
+            os.path.join(root, "consumequeue"),
+            options.mapped_file_size_consume_queue,
+            env.disk,
+            self._derived_files,
+            read_only=read_only,
+        )
+        self._index = (
+            Index(
+                os.path.join(root, "index"),
+                options.max_hash_slot_num,
+                options.max_index_num,
+                env.disk,
+                env.clock,
+                self._derived_files,
+                read_only=read_only,
+            )
+            if options.message_index_enable
+            else None
+        )
+        self._log = Log(
+            options.store_path_commit_log or os.path.join(root, "commitlog"),
+            options.mapped_file_size_commit_log,
+            options.max_message_size,
+            env,
+            self._log_files,
+            self._queues.next_offset,
+        )
+        self._dispatch = Dispatch(self._log, self._queues, self._index, self.arrivals, delay_ms)
+        self._flush = Flush(
+            self._log,
+            env,
+            self._advance,
+            synced=options.flush_disk_type == "SYNC_FLUSH",
+            timeout_ms=options.sync_flush_timeout,
+            interval_ms=options.flush_interval_commit_log,
+        )
+        self._upkeep = Upkeep(
+            *(options, env, root, self._path("checkpoint")),
+            *(self._flush, self._dispatch, self._queues, self._index),
+        )
+        self._reader = Reader(
+            options, memory_bytes, self._log, self._flush, self._queues, self._index
+        )
+        self._lock: FileLock | None = None
+        self._state = "not started"
+        self._put_count = self._put_bytes = self._put_failed_count = 0
 
+    # --- life --------------------------------------------------------------------------------
     async def start(self) -> None:
-        raise StoreUnwritable("the store is not built yet")
+        """Lock the directory, recover, and take messages."""
+        if self._state != "not started":
+            return
+        disk = self._env.disk
+        if not self._read_only:
+            disk.make_dirs(self._root)
+            disk.make_dirs(self._log.directory)
+            self._lock = disk.lock(self._path("lock"))
+        try:
+            await self._recover()
+            if not self._read_only:
+                # From here on a start without a stop in between is an abnormal one.
+                if not disk.exists(self._path("abort")):
+                    disk.create_segment(self._path("abort"), 0).close()
+                self._log.prepare()
+                await self._upkeep.start()
+        except BaseException:
+            await self._release()
+            raise
+        self._state = "running"
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """Write, sync and vouch for everything; safe to call twice."""
+        if self._state != "running":
+            return
+        self._state = "stopped"
+        if self._read_only:
+            await self._release()
+            return
+        self._log.write()
+        await self._flush.sync_all()
+        await self._upkeep.stop()
+        vouched = self._flush.failure is None and await self._upkeep.write_checkpoint()
+        caught_up = self._dispatch.cursor == self._log.written_end == self._flush.synced_end
+        await self._release()
+        if vouched and caught_up:
+            self._env.disk.remove(self._path("abort"))
+        else:
+            _log.error("store_stopped_unclean next=%s", "the next start recovers from the log")
+        self._unlock()
 
+    async def abandon(self) -> None:
+        """Let go of everything as it is, as a killed process would. For tests of recovery."""
+        self._state = "stopped"
+        await self._upkeep.stop()
+        await self._release(keep_spare=True)
+        self._unlock()
+
+    # --- taking messages -----------------------------------------------------------------------
     def append(self, draft: Draft) -> Stored:
-        return self.append_batch([draft])[0]
+        """Stage one message: its place is known now, `settle` says when it is safe there."""
+        return self.append_batch((draft,))[0]
 
     def append_batch(self, drafts: Sequence[Draft]) -> list[Stored]:
-        raise StoreUnwritable("the store is not built yet")
+        """Stage messages, contiguous, all or none."""
+        why = self.why_unwritable
+        if why is not None:
+            self._put_failed_count += len(drafts)
+            raise StoreUnwritable(why)
+        try:
+            stored = self._log.append(drafts)
+        except StoreError:
+            self._put_failed_count += len(drafts)
+            raise
+        self._put_count += len(stored)
+        if stored:
+            self._put_bytes += stored[-1].end - stored[0].log_offset
+        return stored
 
     async def settle(self, end: int, *, wait: bool = True) -> PutStatus:
-        raise StoreUnwritable("the store is not built yet")
+        """Wait until the log is safe up to `end`: synced with SYNC_FLUSH and `wait`, else written.
 
+        Raises StoreUnwritable when the bytes did not make it. Call it in the same turn of the
+        loop as the append.
+        """
+        return await self._flush.settle(end, wait=wait)
+
+    @property
+    def why_unwritable(self) -> str | None:
+        """Why messages are refused right now, None when they are taken."""
+        if self._state != "running":
+            return f"the store is {self._state}"
+        if self._read_only:
+            return "the store was opened for reading only"
+        if self._options.broker_role == "SLAVE":
+            return "this broker is a slave; send to its master"
+        return self._flush.failure or self._upkeep.trouble
+
+    # --- reading -------------------------------------------------------------------------------
     def read(
         self,
         topic: str,
@@ -72,34 +229,126 @@ class Store:
         matches: Callable[[int], bool] | None = None,
         matches_record: Callable[[memoryview], bool] | None = None,
     ) -> Batch:
-        return Batch(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+        """Messages from `offset` on, within the limits for warm or cold data.
+
+        `matches` sees the tags code of an entry, `matches_record` the whole record.
+        """
+        return self._reader.read(topic, queue_id, offset, max_count, matches, matches_record)
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        return 0, 0
+        """First offset, and the one the next visible message gets; (0, 0) when unknown."""
+        queue = self._queues.get(topic, queue_id)
+        return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        return 0
+        """First offset stored at or after that time; the queue's end when there is none."""
+        return self._reader.offset_by_time(topic, queue_id, timestamp_ms)
 
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        return -1
+        """Store time of one message, -1 when there is none."""
+        return self._reader.store_time(topic, queue_id, queue_offset)
 
     def in_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        return True
+        """Whether reading from there is cheap; True for a message that does not exist."""
+        return self._reader.in_memory(topic, queue_id, queue_offset)
 
     def record(self, log_offset: int, size: int | None = None) -> bytes | None:
-        return None
+        """The durable record that begins there, None when none does."""
+        return self._reader.record(log_offset, size)
 
     def find(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> Found:
-        return Found([], 0, 0)
+        """Messages whose key has the same hash, in log order; compare the keys again."""
+        return self._reader.find(topic, key, max_count, begin_ms, end_ms)
 
     def queues(self) -> Mapping[str, Sequence[int]]:
-        return {}
+        """Queue ids by topic, for every queue that has files or messages."""
+        return self._queues.by_topic()
 
-    def delete_topic(self, topic: str) -> None: ...
+    def delete_topic(self, topic: str) -> None:
+        """Remove the queues of a topic; offsets start again, the log keeps its records."""
+        check_path_names(topic, 0)
+        for queue in self._queues:
+            if queue.topic == topic:
+                self._queues.drop(queue)
+        self._log.forget(topic)
 
     def facts(self) -> StoreFacts:
-        return StoreFacts(0, 0, 0, 0, 0, 0.0, -1, 0, 0, 0, 0, None)
+        return StoreFacts(
+            min_offset=self._log.min_offset,
+            max_offset=self._flush.durable_end,
+            written_offset=self._log.written_end,
+            flushed_offset=self._flush.synced_end,
+            dispatch_behind_bytes=self._log.written_end - self._dispatch.cursor,
+            disk_ratio=self._upkeep.disk_ratio,
+            earliest_ms=self._reader.earliest_ms(),
+            put_count=self._put_count,
+            put_bytes=self._put_bytes,
+            put_failed_count=self._put_failed_count,
+            queue_count=len(self._queues),
+            unwritable=self.why_unwritable,
+        )
 
-    @property
-    def why_unwritable(self) -> str | None:
-        return "the store is not built yet"
+    # --- inside --------------------------------------------------------------------------------
+    def _path(self, name: str) -> str:
+        return os.path.join(self._root, name)
+
+    def _advance(self, end: int) -> None:
+        self._dispatch.advance(end)
+        self._upkeep.nudge()
+
+    async def _recover(self) -> None:
+        disk = self._env.disk
+        self._queues.load()
+        if self._index is not None:
+            self._index.load()
+        recovery = Recovery(
+            *(self._log, self._queues, self._index, self._dispatch, self._env),
+            load_checkpoint(disk, self._path("checkpoint")),
+            _nothing if self._read_only else self._upkeep.relieve,
+            check_crc=self._options.check_crc_on_recover,
+            read_only=self._read_only,
+        )
+        found = await recovery.run(clean=not disk.exists(self._path("abort")))
+        self._log.open(found.min_offset, found.end, found.last_ms)
+        self._flush.open(found.end, found.last_ms)
+
+    async def _release(self, *, keep_spare: bool = False) -> None:
+        await self._flush.close()
+        await self._log.close(keep_spare=keep_spare)
+        self._log_files.close()
+        self._derived_files.close()
+        if self._state == "not started":
+            self._unlock()
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+
+async def _nothing() -> None:
+    """A store that may not write keeps what it derives in memory."""
+
+
+def _check(options: StoreOptions) -> None:
+    if not options.store_path_root_dir:
+        raise ConfigError("storePathRootDir is not set; name the directory of the store")
+    if options.flush_disk_type not in ("SYNC_FLUSH", "ASYNC_FLUSH"):
+        raise ConfigError(
+            f"flushDiskType={options.flush_disk_type}: SYNC_FLUSH or ASYNC_FLUSH is expected"
+        )
+    if options.broker_role not in ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"):
+        raise ConfigError(
+            f"brokerRole={options.broker_role}: ASYNC_MASTER, SYNC_MASTER or SLAVE is expected"
+        )
+    least = {
+        "mappedFileSizeCommitLog": (options.mapped_file_size_commit_log, 1024),
+        "mappedFileSizeConsumeQueue": (options.mapped_file_size_consume_queue, 20),
+        "maxHashSlotNum": (options.max_hash_slot_num, 1),
+        "maxIndexNum": (options.max_index_num, 2),
+        "maxMessageSize": (options.max_message_size, 1),
+        "syncFlushTimeout": (options.sync_flush_timeout, 1),
+    }
+    for name, (value, minimum) in least.items():
+        if value < minimum:
+            raise ConfigError(f"{name}={value} is too small; at least {minimum} is needed")

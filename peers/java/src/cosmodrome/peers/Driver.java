@@ -305,7 +305,8 @@ public final class Driver {
     }
 
     private static synchronized void print(JSONObject line) {
-        OUT.println(JSON.toJSONString(line, SerializerFeature.DisableCircularReferenceDetect));
+        OUT.println(JSON.toJSONString(line, SerializerFeature.DisableCircularReferenceDetect,
+            SerializerFeature.WriteMapNullValue));
     }
 
     private static BufferedReader input;
