@@ -131,8 +131,10 @@ class Store:
     # --- life --------------------------------------------------------------------------------
     async def start(self) -> None:
         """Lock the directory, recover, and take messages."""
-        if self._state != "not started":
+        if self._state == "running":
             return
+        if self._state != "not started":
+            raise StoreError(f"this store is {self._state}; open the directory with a new one")
         disk = self._env.disk
         if not self._read_only:
             disk.make_dirs(self._root)
@@ -147,7 +149,10 @@ class Store:
                 self._log.prepare()
                 await self._upkeep.start()
         except BaseException:
+            self._state = "stopped because its start failed"
+            await self._upkeep.stop()
             await self._release()
+            self._unlock()
             raise
         self._state = "running"
 
@@ -317,8 +322,6 @@ class Store:
         await self._log.close(keep_spare=keep_spare)
         self._log_files.close()
         self._derived_files.close()
-        if self._state == "not started":
-            self._unlock()
 
     def _unlock(self) -> None:
         lock, self._lock = self._lock, None

@@ -1,0 +1,300 @@
+"""The key index: from a hash of topic and key to places in the log.
+
+A file is a header, hash slots and entries; a slot names the newest entry of its chain, each
+entry the one before it. Entry 0 is never used, so the count starts at 1. Like queues, the
+index is written behind: entries, slots and header live in memory until `pending` hands
+them to a batch, and reads look there first. A file exists on disk only after its first batch.
+Keys are not compared, only their hashes: whoever asks filters the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os.path
+import time
+from collections.abc import Sequence
+
+from cosmodrome import speed
+from cosmodrome.env.base import Clock, Disk
+from cosmodrome.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
+from cosmodrome.store.segment import FileWrite, OpenFiles
+
+NAME_DIGITS = 17  # yyyyMMddHHmmssSSS
+
+_HEADER_BYTES = INDEX_HEADER.size
+_SLOT_BYTES = INDEX_SLOT.size
+_ENTRY_BYTES = INDEX_ENTRY.size
+
+_log = logging.getLogger(__name__)
+
+
+def key_hash(topic: str, key: str) -> int:
+    value = abs(speed.java_hash(f"{topic}#{key}"))
+    return 0 if value > 0x7FFFFFFF else value  # Compat: Java's abs of the smallest int
+
+
+class IndexFile:
+    """One file and what of it is still in memory."""
+
+    def __init__(self, path: str, slots: int, entries_max: int, files: OpenFiles) -> None:
+        self.path = path
+        self.slots = slots
+        self.entries_max = entries_max
+        self.size = _HEADER_BYTES + slots * _SLOT_BYTES + entries_max * _ENTRY_BYTES
+        self.begin_ms = self.end_ms = self.begin_offset = self.end_offset = 0
+        self.used_slots = 0
+        self.count = 1
+        self._files = files
+        self._made = False
+        self._tail_at = 1  # number of the first entry in memory
+        self._tail = bytearray()
+        self._slots: dict[int, int] = {}
+
+    @property
+    def full(self) -> bool:
+        return self.count >= self.entries_max
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self._tail)
+
+    @property
+    def memory_bytes(self) -> int:
+        return len(self._tail)
+
+    def load(self) -> bool:
+        """Read the header; False when it makes no sense."""
+        header = INDEX_HEADER.unpack_from(self._files.view(self.path))
+        self.begin_ms, self.end_ms, self.begin_offset, self.end_offset = header[:4]
+        self.used_slots, self.count = header[4:]
+        self.count = max(1, self.count)
+        self._made = True
+        self._tail_at = self.count
+        return self.count <= self.entries_max and 0 <= self.used_slots <= self.slots
+
+    def put(self, hashed: int, log_offset: int, store_ms: int) -> None:
+        slot = hashed % self.slots
+        previous = self._slot(slot)
+        if self.count <= 1:
+            self.begin_ms, self.begin_offset = store_ms, log_offset
+            seconds = 0
+        else:
+            seconds = min(max(0, (store_ms - self.begin_ms) // 1000), 0x7FFFFFFF)
+        self._tail += INDEX_ENTRY.pack(hashed, log_offset, seconds, previous)
+        self._slots[slot] = self.count
+        if previous == 0:
+            self.used_slots += 1
+        self.count += 1
+        self.end_ms, self.end_offset = store_ms, log_offset
+
+    def find(
+        self, hashed: int, begin_ms: int, end_ms: int, found: list[int], max_count: int
+    ) -> None:
+        """Append log offsets to `found`, newest first, until it has `max_count`."""
+        number = self._slot(hashed % self.slots)
+        while number and len(found) < max_count:
+            entry_hash, log_offset, seconds, previous = self._entry(number)
+            entry_ms = self.begin_ms + seconds * 1000
+            if seconds < 0:
+                break
+            if entry_hash == hashed and begin_ms <= entry_ms <= end_ms:
+                found.append(log_offset)
+            # Chains lead strictly back, so a damaged file cannot make this loop forever.
+            if not 0 < previous < number or entry_ms < begin_ms:
+                break
+            number = previous
+
+    def pending(self) -> tuple[FileWrite, int, dict[int, int]]:
+        slots_at = _HEADER_BYTES
+        entries_at = slots_at + self.slots * _SLOT_BYTES
+        pieces = [(entries_at + self._tail_at * _ENTRY_BYTES, bytes(self._tail))]
+        slots = dict(self._slots)
+        pieces += [
+            (slots_at + slot * _SLOT_BYTES, INDEX_SLOT.pack(number))
+            for slot, number in sorted(slots.items())
+        ]
+        header = INDEX_HEADER.pack(
+            *(self.begin_ms, self.end_ms, self.begin_offset, self.end_offset),
+            *(self.used_slots, self.count),
+        )
+        pieces.append((0, header))
+        return FileWrite(self.path, self.size, pieces), len(self._tail), slots
+
+    def written(self, tail_bytes: int, slots: dict[int, int]) -> None:
+        self._made = True
+        self._tail_at += tail_bytes // _ENTRY_BYTES
+        del self._tail[:tail_bytes]
+        for slot, number in slots.items():
+            if self._slots.get(slot) == number:
+                del self._slots[slot]
+
+    def _slot(self, slot: int) -> int:
+        number = self._slots.get(slot)
+        if number is None:
+            if not self._made:
+                return 0
+            at = _HEADER_BYTES + slot * _SLOT_BYTES
+            (number,) = INDEX_SLOT.unpack_from(self._files.view(self.path), at)
+        return number if 0 < number < self.count else 0
+
+    def _entry(self, number: int) -> tuple[int, int, int, int]:
+        if number >= self._tail_at:
+            at = (number - self._tail_at) * _ENTRY_BYTES
+            hashed, log_offset, seconds, previous = INDEX_ENTRY.unpack_from(self._tail, at)
+        else:
+            at = _HEADER_BYTES + self.slots * _SLOT_BYTES + number * _ENTRY_BYTES
+            view = self._files.view(self.path)
+            hashed, log_offset, seconds, previous = INDEX_ENTRY.unpack_from(view, at)
+        return hashed, log_offset, seconds, previous
+
+
+class Index:
+    """All index files, oldest first."""
+
+    def __init__(
+        self,
+        directory: str,
+        slots: int,
+        entries_max: int,
+        disk: Disk,
+        clock: Clock,
+        files: OpenFiles,
+        *,
+        read_only: bool,
+    ) -> None:
+        self._directory = directory
+        self._slots = slots
+        self._entries_max = entries_max
+        self._disk = disk
+        self._clock = clock
+        self._files = files
+        self._read_only = read_only
+        self._list: list[IndexFile] = []
+        self._resume_at = 0  # records before this are in the index already
+        self.unsynced: set[str] = set()
+
+    @property
+    def last_ms(self) -> int:
+        return self._list[-1].end_ms if self._list else 0
+
+    @property
+    def last_offset(self) -> int:
+        """Log offset of the last indexed record, -1 when there is none."""
+        return self._list[-1].end_offset if self._list else -1
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(file.memory_bytes for file in self._list)
+
+    def put(self, topic: str, keys: Sequence[str], log_offset: int, store_ms: int) -> None:
+        if log_offset < self._resume_at:
+            return
+        for key in keys:
+            file = self._list[-1] if self._list else None
+            if file is None or file.full:
+                file = self._add_file()
+            file.put(key_hash(topic, key), log_offset, store_ms)
+
+    def find(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Log offsets, ascending, of messages whose key may be `key`."""
+        hashed = key_hash(topic, key)
+        found: list[int] = []
+        for file in reversed(self._list):
+            if file.begin_ms <= end_ms and file.end_ms >= begin_ms:
+                try:
+                    file.find(hashed, begin_ms, end_ms, found, max_count)
+                except OSError as error:
+                    _log.error("index_file_unreadable path=%s error=%s", file.path, error)
+            if len(found) >= max_count or file.begin_ms < begin_ms:
+                break
+        return sorted(set(found))
+
+    # --- batches -----------------------------------------------------------------------------
+    def pending(self) -> list[tuple[IndexFile, FileWrite, int, dict[int, int]]]:
+        return [(file, *file.pending()) for file in self._list if file.dirty]
+
+    def written(
+        self,
+        batch: list[tuple[IndexFile, FileWrite, int, dict[int, int]]],
+        results: list[OSError | None],
+    ) -> OSError | None:
+        for (file, write, tail_bytes, slots), error in zip(batch, results, strict=True):
+            if error is None:
+                file.written(tail_bytes, slots)
+                self.unsynced.add(write.path)
+        return next((error for error in results if error is not None), None)
+
+    # --- recovery ----------------------------------------------------------------------------
+    def load(self) -> None:
+        for name in self._disk.list(self._directory):
+            if len(name) != NAME_DIGITS or not (name.isascii() and name.isdigit()):
+                continue
+            path = os.path.join(self._directory, name)
+            geometry = self._geometry(self._disk.size(path))
+            file = geometry and IndexFile(path, *geometry, self._files)
+            if file and file.load():
+                self._list.append(file)
+            else:
+                _log.warning(
+                    "index_file_ignored path=%s size=%d next=%s",
+                    *(path, self._disk.size(path), "check maxHashSlotNum and maxIndexNum"),
+                )
+        self._resume_at = self.last_offset + 1
+
+    def keep_synced(self, index_ms: int, limit: int) -> int:
+        """After an abnormal stop: drop files that may be damaged or lead past `limit`.
+
+        Returns the log offset from which the index has to be built again, which may repeat
+        the last record of the last file kept: its further keys may be in a dropped one.
+        """
+        keep = 0
+        for file in self._list:
+            synced = file.end_ms < index_ms or (file.end_ms == index_ms and file.full)
+            if not synced or file.end_offset >= limit:
+                break
+            keep += 1
+        for file in self._list[keep:]:
+            self._files.forget(file.path)
+            if not self._read_only:
+                self._disk.remove(file.path)
+        del self._list[keep:]
+        self._resume_at = max(0, self.last_offset)
+        return self._resume_at
+
+    # --- inside ------------------------------------------------------------------------------
+    def _geometry(self, size: int) -> tuple[int, int] | None:
+        """Slots and entries of a file: the configured slots, and entries to fill its size."""
+        entries_bytes = size - _HEADER_BYTES - self._slots * _SLOT_BYTES
+        if entries_bytes < 2 * _ENTRY_BYTES or entries_bytes % _ENTRY_BYTES:
+            return None
+        return self._slots, entries_bytes // _ENTRY_BYTES
+
+    def _add_file(self) -> IndexFile:
+        file = IndexFile(self._new_path(), self._slots, self._entries_max, self._files)
+        if self._list:
+            last = self._list[-1]
+            file.begin_ms = file.end_ms = last.end_ms
+            file.begin_offset = file.end_offset = last.end_offset
+        self._list.append(file)
+        return file
+
+    def _new_path(self) -> str:
+        now_ms = self._clock.now_ms()
+        last = os.path.basename(self._list[-1].path) if self._list else ""
+        while True:
+            seconds, ms = divmod(now_ms, 1000)
+            name = time.strftime("%Y%m%d%H%M%S", time.localtime(seconds)) + f"{ms:03d}"
+            path = os.path.join(self._directory, name)
+            if name > last and not self._disk.exists(path):
+                return path
+            # Names order the files, so a clock that went back must not bring an older name.
+            now_ms = max(now_ms + 1, _time_of(last)) if last else now_ms + 1
+
+
+def _time_of(name: str) -> int:
+    """Milliseconds of an index file's name, 0 when it is not a time."""
+    try:
+        seconds = time.mktime(time.strptime(name[:14], "%Y%m%d%H%M%S"))
+    except (ValueError, OverflowError):
+        return 0
+    return int(seconds) * 1000 + int(name[14:] or 0)

@@ -1,0 +1,412 @@
+"""The commit log: every message, one record after the other, in files of one size.
+
+Theory of operation: `append` only stages. It gives each record its place in the log and in
+its queue and encodes it into the buffer of the current file; at the end of the loop's turn
+one `write` per file carries everything staged. Three ends follow each other:
+`end` (staged) >= `written_end` (in the kernel) >= the durable end, which is kept in `flush`.
+
+Invariants: a record never crosses a file's end; eight bytes for the blank record are always
+left; store times never go backwards. When a write fails everything staged is taken back,
+log and queue offsets alike, as if it had never been asked for; bytes that a failed write
+may have left behind the end are zeroed by the next write that succeeds there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from cosmodrome import speed
+from cosmodrome.env.base import Env, SegmentFile
+from cosmodrome.errors import MessageTooLarge, StoreUnwritable
+from cosmodrome.layout import (
+    BLANK,
+    BLANK_BYTES,
+    HOST_V4_BYTES,
+    HOST_V6_BYTES,
+    MAGIC_BLANK,
+    PROPERTIES_BYTES_MAX,
+    RECORD_BYTES_MIN,
+    SYS_PREPARED,
+    SYS_ROLLBACK,
+    SYS_TRANSACTION_MASK,
+    TOPIC_BYTES_MAX,
+)
+from cosmodrome.store.segment import OpenFiles, segment_path
+from cosmodrome.store.values import Draft, Stored
+
+STAGED_BYTES_MAX = 4 * 1024 * 1024
+RECORD_OVERHEAD_BYTES_MAX = 65_536  # topic, properties and fixed fields beside the body
+SPARE_WAIT_STEPS = 5000
+SPARE_STEP_SECONDS = 0.001
+
+QueueKey = tuple[str, int]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(slots=True)
+class _Chunk:
+    """What is staged for one file."""
+
+    file: SegmentFile
+    base: int
+    start: int
+    end: int
+    data: bytearray
+    before: dict[QueueKey, int | None]  # next queue offsets before this chunk
+
+
+class _Spare:
+    """The next file, being made off the loop.
+
+    Whoever takes the token makes the file, so that loop and worker never make it both.
+    """
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self.token = [True]
+        self.made: list[SegmentFile | OSError] = []
+        self.done: asyncio.Future[None] | None = None
+
+
+class Log:
+    def __init__(
+        self,
+        directory: str,
+        segment_bytes: int,
+        body_bytes_max: int,
+        env: Env,
+        files: OpenFiles,
+        queue_end: Callable[[str, int], int],
+    ) -> None:
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.min_offset = 0
+        self.end = 0
+        self.written_end = 0
+        self.written_ms = 0  # store time of the last written record
+        self.on_written: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[int, StoreUnwritable], None] = lambda start, error: None
+        self._body_bytes_max = body_bytes_max
+        self._env = env
+        self._files = files
+        self._queue_end = queue_end
+        self._next: dict[QueueKey, int] = {}
+        self._last_ms = 0
+        self._staged: list[_Chunk] = []
+        self._staged_bytes = 0
+        self._writers: dict[int, SegmentFile] = {}
+        self._dirty: set[int] = set()
+        self._stale: dict[int, int] = {}  # file -> end of what a failed write may have left
+        self._spare: _Spare | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # --- life ------------------------------------------------------------------------------
+    def open(self, min_offset: int, end: int, last_ms: int) -> None:
+        """Take over after recovery: the log reaches from `min_offset` to `end`."""
+        self._loop = asyncio.get_running_loop()
+        self.min_offset = min_offset
+        self.end = self.written_end = end
+        self._last_ms = self.written_ms = last_ms
+
+    def prepare(self) -> None:
+        """Make the file that the next record needs, so that an unusable disk shows at start."""
+        self._writer(self.base_of(self.end))
+
+    async def close(self, *, keep_spare: bool = False) -> None:
+        """Release the files; a file made ahead that holds nothing is removed."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            if spare.done is not None:
+                await spare.done
+            if spare.made and not isinstance(spare.made[0], OSError):
+                self._writers[spare.base] = spare.made[0]
+        for base, file in self._writers.items():
+            file.close()
+            if base >= self.written_end and not keep_spare:
+                self._env.disk.remove(file.path)
+        self._writers.clear()
+        self._loop = None
+
+    # --- appending -------------------------------------------------------------------------
+    def append(self, drafts: Sequence[Draft]) -> list[Stored]:
+        """Stage records, all or none, contiguous in one file."""
+        if self._loop is None:
+            raise StoreUnwritable("the store is not running; start it first")
+        encoded = [self._encode_texts(draft) for draft in drafts]
+        total = sum(size for _, _, size in encoded)
+        if total + BLANK_BYTES > self.segment_bytes:
+            raise MessageTooLarge(
+                f"{total} bytes of records do not fit a commit-log file of {self.segment_bytes}"
+                " bytes; send less at once or raise mappedFileSizeCommitLog"
+            )
+        chunk = self._room(total)
+        store_ms = self._last_ms = max(self._last_ms, self._env.clock.now_ms())
+        mark = len(chunk.data)
+        stored: list[Stored] = []
+        taken: list[tuple[QueueKey, int | None]] = []
+        offset = self.end
+        try:
+            for draft, (topic, properties, size) in zip(drafts, encoded, strict=True):
+                queue_offset = self._take_queue_offset(draft, taken)
+                wrote = speed.encode_record(
+                    chunk.data,
+                    offset,
+                    queue_offset,
+                    store_ms,
+                    topic,
+                    draft.queue_id,
+                    draft.flag,
+                    draft.sys_flag,
+                    draft.born_ms,
+                    draft.born_host,
+                    draft.store_host,
+                    draft.reconsume_times,
+                    draft.prepared_offset,
+                    draft.body,
+                    properties,
+                )
+                assert wrote == size, (wrote, size)
+                stored.append(Stored(offset, size, draft.queue_id, queue_offset))
+                offset += size
+        except BaseException:
+            del chunk.data[mark:]
+            for key, old in reversed(taken):
+                self._restore(key, old)
+            raise
+        for key, old in taken:
+            chunk.before.setdefault(key, old)
+        self.end = chunk.end = offset
+        self._staged_bytes += total
+        if self._staged_bytes > STAGED_BYTES_MAX:
+            error = self.write()
+            if error is not None and offset > self.written_end:
+                raise error
+        return stored
+
+    def forget(self, topic: str) -> None:
+        """The queues of this topic are gone: their offsets start again."""
+        for key in [key for key in self._next if key[0] == topic]:
+            del self._next[key]
+
+    def write(self) -> StoreUnwritable | None:
+        """Carry everything staged to the kernel; what failed is taken back and returned."""
+        staged, self._staged = self._staged, []
+        self._staged_bytes = 0
+        failure: StoreUnwritable | None = None
+        before = self.written_end
+        for at, chunk in enumerate(staged):
+            error = self._write_chunk(chunk)
+            if error is not None:
+                failure = self._take_back(staged[at:], error)
+                break
+        if failure is not None:
+            self.on_lost(self.written_end, failure)
+        if self.written_end > before:
+            self.on_written()
+        return failure
+
+    # --- what flush needs --------------------------------------------------------------------
+    def take_dirty(self) -> list[SegmentFile]:
+        """Files written since the last call; the caller syncs them."""
+        dirty = [self._writers[base] for base in sorted(self._dirty)]
+        self._dirty.clear()
+        return dirty
+
+    def release(self, synced_end: int) -> None:
+        """Close files that are full and synced."""
+        for base in [b for b in self._writers if b + self.segment_bytes <= synced_end]:
+            self._writers.pop(base).close()
+
+    # --- reading -----------------------------------------------------------------------------
+    def base_of(self, offset: int) -> int:
+        return offset - offset % self.segment_bytes
+
+    def path_of(self, base: int) -> str:
+        return segment_path(self.directory, base)
+
+    def view(self, base: int) -> memoryview:
+        """The file that begins at `base`, which must hold data."""
+        file = self._writers.get(base)
+        return self._files.view(self.path_of(base)) if file is None else file.view
+
+    def drop_view(self, base: int) -> None:
+        """The file at `base` is about to be removed."""
+        self._files.forget(self.path_of(base))
+
+    def slice(self, offset: int, size: int, end: int) -> memoryview | None:
+        """`size` bytes at `offset` when all of them lie below `end` and in one file."""
+        if offset < self.min_offset or size <= 0 or offset + size > end:
+            return None
+        base = self.base_of(offset)
+        at = offset - base
+        if at + size > self.segment_bytes:
+            return None
+        try:
+            return self.view(base)[at : at + size]
+        except OSError as error:
+            _log.error("log_file_unreadable path=%s error=%s", self.path_of(base), error)
+            return None
+
+    # --- inside ------------------------------------------------------------------------------
+    def _encode_texts(self, draft: Draft) -> tuple[bytes, bytes, int]:
+        topic = draft.topic.encode()
+        properties = draft.properties.encode()
+        if not 0 < len(topic) <= TOPIC_BYTES_MAX:
+            raise MessageTooLarge(
+                f"the topic name has {len(topic)} bytes; 1 to {TOPIC_BYTES_MAX} are allowed"
+            )
+        if len(properties) > PROPERTIES_BYTES_MAX:
+            raise MessageTooLarge(
+                f"the properties have {len(properties)} bytes; at most {PROPERTIES_BYTES_MAX}"
+                " are allowed, move large values into the body"
+            )
+        if len(draft.body) > self._body_bytes_max:
+            raise MessageTooLarge(
+                f"the body has {len(draft.body)} bytes; maxMessageSize is {self._body_bytes_max}"
+            )
+        hosts = len(draft.born_host), len(draft.store_host)
+        if not all(length in (HOST_V4_BYTES, HOST_V6_BYTES) for length in hosts):
+            raise ValueError(f"packed hosts of {hosts} bytes; 8 or 20 are expected")
+        size = RECORD_BYTES_MIN + sum(hosts) - 2 * HOST_V4_BYTES
+        size += len(draft.body) + len(topic) + len(properties)
+        return topic, properties, size
+
+    def _take_queue_offset(self, draft: Draft, taken: list[tuple[QueueKey, int | None]]) -> int:
+        if draft.sys_flag & SYS_TRANSACTION_MASK in (SYS_PREPARED, SYS_ROLLBACK):
+            return 0  # not in any queue
+        key = (draft.topic, draft.queue_id)
+        old = self._next.get(key)
+        queue_offset = self._queue_end(draft.topic, draft.queue_id) if old is None else old
+        taken.append((key, old))
+        self._next[key] = queue_offset + 1
+        return queue_offset
+
+    def _restore(self, key: QueueKey, old: int | None) -> None:
+        if old is None:
+            self._next.pop(key, None)
+        else:
+            self._next[key] = old
+
+    def _room(self, size: int) -> _Chunk:
+        """The chunk that takes `size` more bytes, after rolling to the next file if needed."""
+        base = self.base_of(self.end)
+        chunk = self._staged[-1] if self._staged else None
+        if chunk is None or chunk.base != base:
+            chunk = self._new_chunk(base, self.end)
+        left = base + self.segment_bytes - self.end
+        if size + BLANK_BYTES > left:
+            # The next file first: if it cannot be made, nothing has changed.
+            following = self._new_chunk(base + self.segment_bytes, base + self.segment_bytes)
+            chunk.data += BLANK.pack(left, MAGIC_BLANK)
+            self.end = chunk.end = base + self.segment_bytes
+            self._stage(chunk)
+            chunk = following
+        self._stage(chunk)
+        return chunk
+
+    def _new_chunk(self, base: int, start: int) -> _Chunk:
+        return _Chunk(self._writer(base), base, start, start, bytearray(), {})
+
+    def _stage(self, chunk: _Chunk) -> None:
+        if not self._staged:
+            assert self._loop is not None
+            self._loop.call_soon(self.write)
+        if not self._staged or self._staged[-1] is not chunk:
+            self._staged.append(chunk)
+
+    def _write_chunk(self, chunk: _Chunk) -> OSError | None:
+        data = chunk.data
+        data_end = chunk.start + len(data)
+        stale = self._stale.get(chunk.base, 0)
+        if stale > data_end:
+            data = data + bytes(stale - data_end)
+        try:
+            chunk.file.write(data, chunk.start - chunk.base)
+        except OSError as error:
+            self._stale[chunk.base] = max(stale, data_end)
+            return error
+        self._stale.pop(chunk.base, None)
+        self._dirty.add(chunk.base)
+        self.written_end = chunk.end
+        self.written_ms = self._last_ms
+        return None
+
+    def _take_back(self, chunks: list[_Chunk], error: OSError) -> StoreUnwritable:
+        for chunk in reversed(chunks):
+            for key, old in chunk.before.items():
+                self._restore(key, old)
+        self.end = chunks[0].start
+        _log.error(
+            "log_write_failed path=%s offset=%d error=%s", chunks[0].file.path, self.end, error
+        )
+        return StoreUnwritable(
+            f"the commit log could not be written ({error.strerror or error}, file"
+            f" {chunks[0].file.path}); free disk space or repair the disk, sends resume by"
+            " themselves"
+        )
+
+    def _writer(self, base: int) -> SegmentFile:
+        file = self._writers.get(base)
+        if file is not None:
+            return file
+        path = self.path_of(base)
+        try:
+            spare = self._spare
+            if spare is not None and spare.base == base:
+                self._spare = None
+                file = self._take_spare(spare)
+            elif base < self.written_end or self._env.disk.exists(path):
+                file = self._env.disk.open_segment(path)
+            else:
+                file = self._env.disk.create_segment(path, self.segment_bytes)
+        except OSError as error:
+            _log.error("log_file_not_made path=%s error=%s", path, error)
+            raise StoreUnwritable(
+                f"the commit-log file {path} could not be made ({error.strerror or error});"
+                " free disk space or check the directory's permissions, sends resume by"
+                " themselves"
+            ) from error
+        self._writers[base] = file
+        self._make_ahead(base + self.segment_bytes)
+        return file
+
+    def _make_ahead(self, base: int) -> None:
+        if self._spare is not None or base in self._writers:
+            return
+        spare = self._spare = _Spare(base)
+        path, size, disk = self.path_of(base), self.segment_bytes, self._env.disk
+
+        def make() -> None:
+            try:
+                spare.token.pop()
+            except IndexError:
+                return
+            try:
+                spare.made.append(disk.create_segment(path, size))
+            except OSError as error:
+                spare.made.append(error)
+
+        spare.done = asyncio.ensure_future(self._env.offload(make))
+
+    def _take_spare(self, spare: _Spare) -> SegmentFile:
+        try:
+            spare.token.pop()
+        except IndexError:
+            # The worker has begun, so this ends soon. It happens only when one turn of the
+            # loop fills a whole file; the alternative would be to refuse the message.
+            for _ in range(SPARE_WAIT_STEPS):
+                if spare.made:
+                    break
+                time.sleep(SPARE_STEP_SECONDS)
+            else:
+                raise OSError(f"no file after {SPARE_WAIT_STEPS} steps of waiting") from None
+            made = spare.made[0]
+            if isinstance(made, OSError):
+                raise made from None
+            return made
+        return self._env.disk.create_segment(self.path_of(spare.base), self.segment_bytes)

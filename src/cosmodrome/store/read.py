@@ -1,0 +1,220 @@
+"""Reading messages: by queue and offset, by time, by key, by place in the log.
+
+Everything here looks only below the durable end and never changes anything.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from cosmodrome.env.options import StoreOptions
+from cosmodrome.layout import (
+    HOST_V4_BYTES,
+    HOST_V6_BYTES,
+    MAGIC_RECORD,
+    MAGIC_RECORD_V2,
+    QUEUE_ENTRY,
+    QUEUE_ENTRY_BYTES,
+    QUEUE_FILLER_SIZE,
+    RECORD_BORN_HOST_AT,
+    RECORD_BYTES_MIN,
+    RECORD_HEAD,
+    RECORD_SYS_FLAG_AT,
+    SYS_BORN_V6,
+)
+from cosmodrome.store.flush import Flush
+from cosmodrome.store.index import Index
+from cosmodrome.store.log import Log
+from cosmodrome.store.queue import Queue, Queues
+from cosmodrome.store.values import Batch, Found, ReadStatus
+
+SCAN_BYTES_MIN = 16_000  # of queue entries, however few messages are wanted
+FIND_ROUNDS = 3
+
+_INT = struct.Struct(">i")
+_LONG = struct.Struct(">q")
+_STORE_TIME_END = RECORD_BORN_HOST_AT + HOST_V6_BYTES + _LONG.size
+
+
+class Reader:
+    def __init__(
+        self,
+        options: StoreOptions,
+        memory_bytes: int,
+        log: Log,
+        flush: Flush,
+        queues: Queues,
+        index: Index | None,
+    ) -> None:
+        self._options = options
+        self._warm_bytes = memory_bytes * options.access_message_in_memory_max_ratio // 100
+        self._log = log
+        self._flush = flush
+        self._queues = queues
+        self._index = index
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        matches: Callable[[int], bool] | None,
+        matches_record: Callable[[memoryview], bool] | None,
+    ) -> Batch:
+        queue = self._queues.get(topic, queue_id)
+        if queue is None or queue.max_offset == 0:
+            return Batch(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+        least, most = queue.min_offset, queue.max_offset
+        if offset < least:
+            return Batch(ReadStatus.OFFSET_TOO_SMALL, least, least, most)
+        if offset == most:
+            return Batch(ReadStatus.OFFSET_OVERFLOW_ONE, offset, least, most)
+        if offset > most:
+            return Batch(ReadStatus.OFFSET_OVERFLOW_BADLY, most, least, most)
+        return self._scan(queue, offset, max(1, max_count), matches, matches_record)
+
+    def record(self, log_offset: int, size: int | None) -> bytes | None:
+        """One whole record, None unless a record of that size begins there."""
+        end = self._flush.durable_end
+        head = self._log.slice(log_offset, RECORD_BYTES_MIN, end)
+        if head is None:
+            return None
+        fields = RECORD_HEAD.unpack_from(head)
+        if fields[1] not in (MAGIC_RECORD, MAGIC_RECORD_V2) or fields[6] != log_offset:
+            return None
+        if size is not None and size != fields[0]:
+            return None
+        data = self._log.slice(log_offset, fields[0], end)
+        return None if data is None else bytes(data)
+
+    def find(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> Found:
+        if self._index is None:
+            return Found([], 0, 0)
+        records: list[bytes] = []
+        max_count = min(max_count, self._options.max_msgs_num_batch)
+        until_ms = end_ms
+        for _ in range(FIND_ROUNDS):
+            offsets = self._index.find(topic, key, max_count, begin_ms, until_ms)
+            found = (self.record(offset, None) for offset in offsets)
+            records = [record for record in found if record is not None]
+            if records or not offsets:
+                break
+            until_ms = self._time_at(offsets[0]) - 1  # only removed messages so far: look back
+            if until_ms < begin_ms:
+                break
+        return Found(records, self._index.last_ms, max(0, self._index.last_offset))
+
+    def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        queue = self._queues.get(topic, queue_id)
+        entry = None if queue is None else queue.entry(queue_offset)
+        return -1 if entry is None else self._time_at(entry[0])
+
+    def earliest_ms(self) -> int:
+        return self._time_at(self._log.min_offset)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """First offset stored at or after that time, the queue's end when there is none."""
+        queue = self._queues.get(topic, queue_id)
+        if queue is None:
+            return 0
+        low, high = queue.min_offset, queue.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            # An entry without a record counts with the next one that has a record.
+            at, found_ms = middle, -1
+            while at < high and found_ms < 0:
+                entry = queue.entry(at)
+                found_ms = -1 if entry is None else self._time_at(entry[0])
+                at += 1
+            if 0 <= found_ms < timestamp_ms:
+                low = at
+            else:
+                high = middle
+        return low
+
+    def in_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        """False when the message is so far back that reading it means disk access.
+
+        A message that is not there counts as in memory: nothing about it is on disk.
+        """
+        queue = self._queues.get(topic, queue_id)
+        entry = None if queue is None else queue.entry(queue_offset)
+        return entry is None or not self._cold(entry[0])
+
+    # --- inside ------------------------------------------------------------------------------
+    def _cold(self, log_offset: int) -> bool:
+        return self._flush.durable_end - log_offset > self._warm_bytes
+
+    def _time_at(self, log_offset: int) -> int:
+        end = self._flush.durable_end
+        head = self._log.slice(log_offset, _STORE_TIME_END, end)
+        if head is None or _INT.unpack_from(head, 4)[0] not in (MAGIC_RECORD, MAGIC_RECORD_V2):
+            return -1
+        (sys_flag,) = _INT.unpack_from(head, RECORD_SYS_FLAG_AT)
+        host_bytes = HOST_V6_BYTES if sys_flag & SYS_BORN_V6 else HOST_V4_BYTES
+        store_ms: int = _LONG.unpack_from(head, RECORD_BORN_HOST_AT + host_bytes)[0]
+        return store_ms
+
+    def _full(self, count: int, taken_bytes: int, size: int, max_count: int, *, cold: bool) -> bool:
+        if count == 0:
+            return False
+        options = self._options
+        if cold:
+            bytes_max = options.max_transfer_bytes_on_message_in_disk
+            count_max = options.max_transfer_count_on_message_in_disk
+        else:
+            bytes_max = options.max_transfer_bytes_on_message_in_memory
+            count_max = options.max_transfer_count_on_message_in_memory
+        return count >= min(max_count, count_max) or taken_bytes + size > bytes_max
+
+    def _scan(
+        self,
+        queue: Queue,
+        offset: int,
+        max_count: int,
+        matches: Callable[[int], bool] | None,
+        matches_record: Callable[[memoryview], bool] | None,
+    ) -> Batch:
+        least, most = queue.min_offset, queue.max_offset
+        end = self._flush.durable_end
+        scan_count = max(SCAN_BYTES_MIN, max_count * QUEUE_ENTRY_BYTES) // QUEUE_ENTRY_BYTES
+        taken: list[memoryview] = []
+        taken_bytes = 0
+        status = ReadStatus.NO_MATCHED_MESSAGE
+        at, stop, full = offset, min(most, offset + scan_count), False
+        last_log_offset = end
+        while at < stop and not full:
+            data = queue.entries(at, stop - at)
+            if not data:
+                if at == offset:
+                    status = ReadStatus.OFFSET_FOUND_NULL
+                    per_file = queue.file_bytes // QUEUE_ENTRY_BYTES
+                    at = min(most, (at // per_file + 1) * per_file)
+                break
+            for log_offset, size, tags_code in QUEUE_ENTRY.iter_unpack(data):
+                if size == QUEUE_FILLER_SIZE and log_offset == 0:
+                    at += 1
+                    continue
+                last_log_offset = log_offset
+                cold = end - log_offset > self._warm_bytes
+                full = self._full(len(taken), taken_bytes, size, max_count, cold=cold)
+                if full:
+                    break
+                at += 1
+                if matches is not None and not matches(tags_code):
+                    continue
+                record = self._log.slice(log_offset, size, end)
+                if record is None:
+                    if not taken:
+                        status = ReadStatus.MESSAGE_WAS_REMOVING
+                    continue
+                if matches_record is not None and not matches_record(record):
+                    continue
+                taken.append(record)
+                taken_bytes += size
+        if taken:
+            status = ReadStatus.FOUND
+        behind = end - last_log_offset > self._warm_bytes
+        return Batch(status, at, least, most, b"".join(taken), len(taken), behind)

@@ -1,0 +1,235 @@
+"""From files on disk to a store that agrees with its log.
+
+Clean start (no abort file): queues and index are complete up to some record; the log is
+walked from there. Abnormal start: the walk begins at the newest file whose first record is
+old enough to be covered by the checkpoint; queue entries from there on and index files that
+may be damaged are dropped and built again. Either way the log ends at the first place where
+no good record begins, and nothing behind that place is left to look like one later.
+
+The log is cut only where a crash can have torn it. A bad record in front of files that the
+checkpoint says were synced is damage; then nothing is touched and a person has to decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+
+from cosmodrome import speed
+from cosmodrome.env.base import Env
+from cosmodrome.errors import StoreCorrupt
+from cosmodrome.layout import MAGIC_RECORD, MAGIC_RECORD_V2, RECORD_HEAD
+from cosmodrome.store.checkpoint import Checkpoint
+from cosmodrome.store.dispatch import Dispatch
+from cosmodrome.store.index import Index
+from cosmodrome.store.log import Log
+from cosmodrome.store.queue import Queue, Queues
+from cosmodrome.store.segment import segment_offsets, sync_files, zero_from
+
+RECORDS_PER_STEP = 2048
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recovered:
+    min_offset: int
+    end: int
+    last_ms: int
+
+
+class Recovery:
+    def __init__(
+        self,
+        log: Log,
+        queues: Queues,
+        index: Index | None,
+        dispatch: Dispatch,
+        env: Env,
+        checkpoint: Checkpoint,
+        relieve: Callable[[], Awaitable[None]],
+        *,
+        check_crc: bool,
+        read_only: bool,
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._dispatch = dispatch
+        self._env = env
+        self._checkpoint = checkpoint
+        self._relieve = relieve  # lets derived data in memory reach the disk
+        self._check_crc = check_crc
+        self._read_only = read_only
+
+    async def run(self, *, clean: bool) -> Recovered:
+        bases = self._log_files()
+        if not bases:
+            for queue in self._queues:
+                self._queues.drop(queue)
+            if self._index is not None:
+                self._index.keep_synced(0, 0)
+            return Recovered(0, 0, 0)
+        self._log.min_offset = bases[0]
+        start = self._clean_start(bases) if clean else None
+        orderly = start is not None
+        if start is None:
+            start = self._abnormal_start(bases)
+        _log.info("recovery_begins clean=%s from=%d", orderly, start)
+        end, why = await self._walk(start, bases)
+        self._refuse_damage(end, bases)
+        if not self._read_only:
+            await self._cut(end, bases, sweep=not orderly or why == speed.WALK_CORRUPT)
+            walked = range(self._log.base_of(start), end, self._log.segment_bytes)
+            paths = [self._log.path_of(base) for base in walked]
+            await self._env.offload(functools.partial(sync_files, self._env.disk, paths))
+        for queue in self._queues:
+            queue.find_min(bases[0])
+        self._dispatch.cursor = end
+        _log.info("recovery_done min=%d end=%d queues=%d", bases[0], end, len(self._queues))
+        return Recovered(bases[0], end, self._dispatch.last_ms)
+
+    # --- the files of the log ------------------------------------------------------------------
+    def _log_files(self) -> list[int]:
+        disk, size = self._env.disk, self._log.segment_bytes
+        bases = segment_offsets(disk, self._log.directory)
+        for at, base in enumerate(bases):
+            path = self._log.path_of(base)
+            actual = disk.size(path)
+            if base % size or (at and base != bases[at - 1] + size):
+                raise StoreCorrupt(
+                    f"{path} does not continue the commit log: files must begin at multiples of"
+                    f" {size} bytes without gaps; restore the missing file, or check"
+                    " mappedFileSizeCommitLog"
+                )
+            if actual == size:
+                continue
+            if at == len(bases) - 1 and not any(disk.read(path)[: RECORD_HEAD.size]):
+                # It was being made when the process ended; it holds nothing.
+                _log.warning("log_file_unfinished path=%s size=%d", path, actual)
+                if not self._read_only:
+                    disk.remove(path)
+                return bases[:-1]
+            raise StoreCorrupt(
+                f"{path} has {actual} bytes instead of {size}; set"
+                f" mappedFileSizeCommitLog={actual} if the store was written with that size,"
+                " otherwise restore the file from a replica"
+            )
+        return bases
+
+    def _first_record_ms(self, base: int) -> int | None:
+        """Store time of the record a file begins with, None when it begins with none."""
+        view = self._log.view(base)
+        magic = RECORD_HEAD.unpack_from(view)[1]
+        if magic not in (MAGIC_RECORD, MAGIC_RECORD_V2):
+            return None
+        entries, _, _ = speed.walk(view, base, 0, len(view), False, 1)
+        return entries[0][6] if entries else None
+
+    # --- where to begin ------------------------------------------------------------------------
+    def _clean_start(self, bases: list[int]) -> int | None:
+        """Where the queues end in the log, None when anything about them is odd."""
+        start = bases[0]
+        limit = bases[-1] + self._log.segment_bytes
+        for queue in self._queues:
+            entry = queue.entry(queue.max_offset - 1)
+            if entry is None or entry[0] + entry[1] > limit:
+                self._say_odd(queue)
+                return None
+            if entry[0] < bases[0]:
+                continue  # all its messages have expired
+            record = self._record_at(entry[0])
+            if record is None or record[1:5] != (
+                *(entry[1], queue.topic, queue.queue_id, queue.max_offset - 1),
+            ):
+                self._say_odd(queue)
+                return None
+            if queue.log_end > start:
+                start = queue.log_end
+                self._dispatch.last_ms = record[6]
+        if self._index is not None and self._index.last_offset >= limit:
+            _log.warning("index_beyond_log offset=%d", self._index.last_offset)
+            return None
+        return start
+
+    def _say_odd(self, queue: Queue) -> None:
+        _log.warning(
+            "queue_disagrees_with_log topic=%s queue=%d end=%d next=%s",
+            *(queue.topic, queue.queue_id, queue.max_offset, "recovering as after a crash"),
+        )
+
+    def _record_at(self, log_offset: int) -> speed.Entry | None:
+        base = self._log.base_of(log_offset)
+        view = self._log.view(base)
+        entries, _, _ = speed.walk(view, base, log_offset - base, len(view), self._check_crc, 1)
+        return entries[0] if entries else None
+
+    def _abnormal_start(self, bases: list[int]) -> int:
+        start = bases[0]
+        for base in reversed(bases):
+            first_ms = self._first_record_ms(base)
+            if first_ms and first_ms <= self._checkpoint.safe_ms:
+                start = base
+                break
+        for queue in self._queues:
+            self._queues.truncate(queue, start)
+        if self._index is not None:
+            resume = self._index.keep_synced(self._checkpoint.index_ms, start)
+            # From the file's start: the index may name a place in a file it does not cover.
+            start = max(bases[0], min(start, self._log.base_of(resume)))
+        return start
+
+    # --- the walk ------------------------------------------------------------------------------
+    async def _walk(self, start: int, bases: list[int]) -> tuple[int, int]:
+        at, limit = start, bases[-1] + self._log.segment_bytes
+        why = speed.WALK_MORE
+        while at < limit:
+            base = self._log.base_of(at)
+            view = self._log.view(base)
+            entries, position, why = speed.walk(
+                view, base, at - base, len(view), self._check_crc, RECORDS_PER_STEP
+            )
+            for entry in entries:
+                self._dispatch.take(entry)
+            at = base + position
+            if why == speed.WALK_BLANK:
+                at = base + self._log.segment_bytes
+            elif why != speed.WALK_MORE:
+                break
+            if self._log.base_of(at) != base:
+                _log.info("recovery_walks offset=%d of=%d", at, limit)
+            await self._relieve()
+            await asyncio.sleep(0)
+        return at, why
+
+    def _refuse_damage(self, end: int, bases: list[int]) -> None:
+        for base in bases:
+            if base < end or base == end:
+                continue
+            first_ms = self._first_record_ms(base)
+            if first_ms and first_ms <= self._checkpoint.log_ms:
+                raise StoreCorrupt(
+                    f"no good record at offset {end} (file"
+                    f" {self._log.path_of(self._log.base_of(end))}, position"
+                    f" {end - self._log.base_of(end)}) although the later file"
+                    f" {self._log.path_of(base)} was synced: the disk is damaged. Restore the"
+                    " file from a replica, or move the later files away to give up what they hold"
+                )
+
+    async def _cut(self, end: int, bases: list[int], *, sweep: bool) -> None:
+        for base in reversed(bases):
+            if base >= end:
+                path = self._log.path_of(base)
+                _log.info("log_file_dropped path=%s", path)
+                self._log.drop_view(base)
+                self._env.disk.remove(path)
+        base = self._log.base_of(end)
+        if sweep and base in bases and base < end:
+            found = await self._env.offload(
+                functools.partial(zero_from, self._env.disk, self._log.path_of(base), end - base)
+            )
+            if found:
+                _log.warning("log_cut path=%s offset=%d", self._log.path_of(base), end)

@@ -1,0 +1,127 @@
+"""Runs of fixed-size files, each named by the offset of its first byte in twenty digits.
+
+Two things live here: the names, and `OpenFiles`, which keeps a bounded number of files open
+for reading. A slice of a closed file's map stays valid, so closing the least recently used
+one never hurts a reader. `write_files` is the way derived data reaches the disk: it runs off
+the loop with descriptors of its own and so shares nothing with readers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os.path
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from cosmodrome.env.base import Disk, SegmentFile
+
+NAME_DIGITS = 20
+ZERO_PIECE_BYTES = 64 * 1024
+
+
+def segment_path(directory: str, offset: int) -> str:
+    return os.path.join(directory, f"{offset:0{NAME_DIGITS}d}")
+
+
+def segment_offsets(disk: Disk, directory: str) -> list[int]:
+    """First offsets of all files with a segment's name, ascending; other names are ignored."""
+    return [
+        int(name)
+        for name in disk.list(directory)
+        if len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
+    ]
+
+
+class OpenFiles:
+    """Files open for reading, at most `limit` of them."""
+
+    def __init__(self, disk: Disk, limit: int) -> None:
+        self._disk = disk
+        self._limit = limit
+        self._files: OrderedDict[str, SegmentFile] = OrderedDict()
+
+    def view(self, path: str) -> memoryview:
+        """The whole file; OSError when it is not there."""
+        file = self._files.get(path)
+        if file is None:
+            file = self._disk.open_segment(path, read_only=True)
+            self._files[path] = file
+            if len(self._files) > self._limit:
+                self._files.popitem(last=False)[1].close()
+        else:
+            self._files.move_to_end(path)
+        return file.view
+
+    def forget(self, path: str) -> None:
+        file = self._files.pop(path, None)
+        if file is not None:
+            file.close()
+
+    def close(self) -> None:
+        while self._files:
+            self._files.popitem()[1].close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileWrite:
+    """Pieces for one file, which is created with `size` bytes when it is not there."""
+
+    path: str
+    size: int
+    pieces: Sequence[tuple[int, bytes]]  # position, data
+
+
+def write_files(disk: Disk, writes: Iterable[FileWrite]) -> list[OSError | None]:
+    """Write everything, one result per file. Blocking."""
+    return [_write_file(disk, write) for write in writes]
+
+
+def _write_file(disk: Disk, write: FileWrite) -> OSError | None:
+    try:
+        if disk.exists(write.path):
+            file = disk.open_segment(write.path)
+        else:
+            file = disk.create_segment(write.path, write.size)
+        try:
+            for position, data in write.pieces:
+                file.write(data, position)
+        finally:
+            file.close()
+    except OSError as error:
+        return error
+    return None
+
+
+def sync_files(disk: Disk, paths: Iterable[str]) -> None:
+    """Sync files by name; one that was removed meanwhile needs no sync. Blocking."""
+    for path in paths:
+        try:
+            file = disk.open_segment(path)
+        except FileNotFoundError:
+            continue
+        try:
+            file.sync()
+        finally:
+            file.close()
+
+
+def zero_from(disk: Disk, path: str, position: int) -> bool:
+    """Zero a file from `position` on, leaving holes alone; True when there was anything.
+
+    Stale bytes behind the end would look like data after the next crash. Blocking.
+    """
+    file = disk.open_segment(path)
+    found = False
+    try:
+        view = file.view
+        for start in range(position, file.size, ZERO_PIECE_BYTES):
+            stop = min(start + ZERO_PIECE_BYTES, file.size)
+            zeros = bytes(stop - start)
+            if bytes(view[start:stop]) != zeros:
+                file.write(zeros, start)
+                found = True
+        if found:
+            file.sync()
+    finally:
+        file.close()
+    return found

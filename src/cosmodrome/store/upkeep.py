@@ -1,0 +1,187 @@
+"""What the store does beside taking messages: derived data to disk, checkpoint, disk space.
+
+One task, so nothing here runs twice at once. Queue and index data is written every
+`flushIntervalConsumeQueue` (sooner when much has gathered), synced and vouched for in the
+checkpoint every `flushConsumeQueueThoroughInterval`. A failed write is tried again with the
+next batch. A failed sync of derived data ends checkpoints for this run: what the kernel
+dropped cannot be known, so the next start builds it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+
+from cosmodrome.env.base import Env
+from cosmodrome.env.options import StoreOptions
+from cosmodrome.store.checkpoint import Checkpoint, save_checkpoint
+from cosmodrome.store.dispatch import Dispatch
+from cosmodrome.store.flush import Flush
+from cosmodrome.store.index import Index
+from cosmodrome.store.queue import Queues
+from cosmodrome.store.segment import sync_files, write_files
+
+BATCH_BYTES = 1024 * 1024  # this much in memory starts a batch early
+BACKLOG_BYTES_MAX = 64 * 1024 * 1024  # this much in memory refuses messages
+DISK_CHECK_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    def __init__(
+        self,
+        options: StoreOptions,
+        env: Env,
+        root: str,
+        checkpoint_path: str,
+        flush: Flush,
+        dispatch: Dispatch,
+        queues: Queues,
+        index: Index | None,
+    ) -> None:
+        self.disk_ratio = 0.0
+        self.trouble: str | None = None  # why messages are refused for now
+        self._options = options
+        self._env = env
+        self._root = root
+        self._checkpoint_path = checkpoint_path
+        self._flush = flush
+        self._dispatch = dispatch
+        self._queues = queues
+        self._index = index
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+        self._sync_failed = False
+
+    async def start(self) -> None:
+        self._stopping = False
+        await self._check_disk()
+        self._task = asyncio.create_task(self._run(), name="store-upkeep")
+
+    async def stop(self) -> None:
+        """Ends between batches, never within one."""
+        self._stopping = True
+        self._wake.set()
+        task, self._task = self._task, None
+        if task is not None:
+            await task
+
+    def nudge(self) -> None:
+        """Cheap; call it whenever derived data grew."""
+        if self._queues.tail_bytes > BATCH_BYTES:
+            self._wake.set()
+
+    async def relieve(self) -> None:
+        """Write a batch now if much has gathered."""
+        if self._memory_bytes() > BATCH_BYTES:
+            await self.write_derived()
+
+    async def write_derived(self) -> bool:
+        """One batch; False when part of it failed and stays in memory."""
+        async with self._lock:
+            queue_batch = self._queues.pending()
+            index_batch = self._index.pending() if self._index is not None else []
+            writes = [item[1] for item in queue_batch] + [item[1] for item in index_batch]
+            results: list[OSError | None] = []
+            try:
+                if writes:
+                    results = await self._env.offload(
+                        functools.partial(write_files, self._env.disk, writes)
+                    )
+            finally:
+                if len(results) != len(writes):  # cancelled: nothing is known to be written
+                    results = [OSError("interrupted")] * len(writes)
+                failure = self._queues.written(queue_batch, results[: len(queue_batch)])
+                if self._index is not None:
+                    index_results = results[len(queue_batch) :]
+                    failure = self._index.written(index_batch, index_results) or failure
+            self._judge(failure)
+            return failure is None
+
+    async def write_checkpoint(self) -> bool:
+        """Write and sync derived data, then say so in the checkpoint; False if that failed."""
+        log_ms, derived_ms = self._flush.synced_ms, self._dispatch.last_ms
+        if self._sync_failed or not await self.write_derived():
+            return False
+        paths = set(self._queues.unsynced)
+        if self._index is not None:
+            paths |= self._index.unsynced
+        fresh = Checkpoint(log_ms, derived_ms, derived_ms)
+        try:
+            await self._env.offload(functools.partial(self._vouch, sorted(paths), fresh))
+        except OSError as error:
+            self._sync_failed = True
+            _log.error("checkpoint_failed error=%s next=%s", error, "check the disk")
+            return False
+        self._queues.unsynced -= paths
+        if self._index is not None:
+            self._index.unsynced -= paths
+        return True
+
+    # --- inside ------------------------------------------------------------------------------
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        interval = max(0.01, self._options.flush_interval_consume_queue / 1000)
+        thorough = max(0.01, self._options.flush_consume_queue_thorough_interval / 1000)
+        checkpoint_at = loop.time() + thorough
+        disk_at = loop.time() + DISK_CHECK_SECONDS
+        while True:
+            try:
+                async with asyncio.timeout(interval):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            if self._stopping:
+                return
+            try:
+                if loop.time() >= checkpoint_at:
+                    checkpoint_at = loop.time() + thorough
+                    await self.write_checkpoint()
+                else:
+                    await self.write_derived()
+                if loop.time() >= disk_at:
+                    disk_at = loop.time() + DISK_CHECK_SECONDS
+                    await self._check_disk()
+            except Exception as error:
+                _log.exception("upkeep_failed")
+                self._flush.fail(f"the store's upkeep failed ({error}); see the log file")
+                return
+
+    def _vouch(self, paths: list[str], fresh: Checkpoint) -> None:
+        sync_files(self._env.disk, paths)
+        save_checkpoint(self._env.disk, self._checkpoint_path, fresh)
+
+    def _memory_bytes(self) -> int:
+        index_bytes = self._index.memory_bytes if self._index is not None else 0
+        return self._queues.tail_bytes + index_bytes
+
+    def _judge(self, failure: OSError | None) -> None:
+        if failure is not None:
+            _log.error("queue_write_failed error=%s next=%s", failure, "retried by itself")
+            if self._memory_bytes() > BACKLOG_BYTES_MAX:
+                self.trouble = (
+                    f"queue files cannot be written ({failure.strerror or failure}); free disk"
+                    " space, sends resume by themselves"
+                )
+                return
+        self._judge_disk()
+
+    async def _check_disk(self) -> None:
+        usage = await self._env.offload(functools.partial(self._env.disk.usage, self._root))
+        self.disk_ratio = usage.ratio
+        self._judge_disk()
+
+    def _judge_disk(self) -> None:
+        percent_max = self._options.disk_space_warning_level_ratio
+        if self.disk_ratio * 100 > percent_max:
+            self.trouble = (
+                f"the disk of {self._root} is {self.disk_ratio:.1%} used, sends stop at"
+                f" {percent_max}%; free space or raise diskSpaceWarningLevelRatio"
+            )
+        else:
+            self.trouble = None
