@@ -1,0 +1,171 @@
+"""Pulls that found nothing, parked until something arrives or their time is over.
+
+A parked pull belongs to one queue and one connection and ends in exactly one of three ways:
+
+- woken, by an arrival that its filter wants or by its deadline: the pull runs once more and
+  its outcome is the answer;
+- dropped, because its connection closed or the broker stops: its future is cancelled, so it
+  is never answered (Compat: a client that left gets no answer to its long polls);
+- cancelled from outside, which forgets it like the second case.
+
+Parking happens in the same turn of the loop as the read that found nothing, and arrivals fire
+in the loop too, so no arrival can fall between the two. At most `held_max` pulls are parked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from cosmodrome.broker.filters import Matches
+from cosmodrome.env.signal import Signal
+from cosmodrome.store.store import Arrival
+from cosmodrome.wire.table import Connection
+
+R = TypeVar("R")
+
+# Longest time a client may ask to be held. Java clients ask for 15 s to 20 s; anything far
+# beyond only keeps a forgotten pull alive.
+HOLD_MS_MAX = 600_000
+
+QueueKey = tuple[str, int]
+
+
+class _Waiter(Generic[R]):
+    __slots__ = ("answer", "connection", "key", "matches", "offset", "rerun", "timer")
+
+    def __init__(
+        self,
+        key: QueueKey,
+        offset: int,
+        matches: Matches | None,
+        connection: Connection,
+        rerun: Callable[[], R],
+        answer: asyncio.Future[R],
+    ) -> None:
+        self.key = key
+        self.offset = offset
+        self.matches = matches
+        self.connection = connection
+        self.rerun = rerun
+        self.answer = answer
+        self.timer: asyncio.TimerHandle | None = None
+
+    def wants(self, arrival: Arrival) -> bool:
+        if arrival.max_offset <= self.offset:
+            return False
+        return self.matches is None or any(map(self.matches, arrival.tags_codes))
+
+
+class Waiters(Generic[R]):
+    """Who waits for which queue."""
+
+    def __init__(self, arrivals: Signal[Arrival], held_max: int) -> None:
+        self._held_max = held_max
+        self._held = 0
+        self._stopped = False
+        # Dicts serve as ordered sets: the longest waiting pull of a queue is woken first.
+        self._by_queue: dict[QueueKey, dict[_Waiter[R], None]] = {}
+        self._by_connection: dict[Connection, dict[_Waiter[R], None]] = {}
+        arrivals.subscribe(self._arrived)
+
+    @property
+    def held(self) -> int:
+        return self._held
+
+    def hold(
+        self,
+        *,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        matches: Matches | None,
+        timeout_ms: int,
+        connection: Connection,
+        rerun: Callable[[], R],
+    ) -> asyncio.Future[R] | None:
+        """Park a pull at `offset`; None when there is no room or the wait would be empty."""
+        if timeout_ms <= 0 or self._held >= self._held_max or self._stopped or connection.closed:
+            return None
+        loop = asyncio.get_running_loop()
+        key = (topic, queue_id)
+        waiter = _Waiter(key, offset, matches, connection, rerun, loop.create_future())
+        self._remember(waiter)
+        delay_s = min(timeout_ms, HOLD_MS_MAX) / 1000
+        waiter.timer = loop.call_later(delay_s, self._wake, waiter)
+        waiter.answer.add_done_callback(lambda _: self._forget(waiter))
+        return waiter.answer
+
+    async def stop(self) -> None:
+        """Drop everyone; nothing is parked from now on."""
+        self._stopped = True
+        for parked in tuple(self._by_queue.values()):
+            for waiter in tuple(parked):
+                self._drop(waiter)
+        self._by_connection.clear()
+
+    # --- the ways out ------------------------------------------------------------------------
+
+    def _arrived(self, arrival: Arrival) -> None:
+        parked = self._by_queue.get((arrival.topic, arrival.queue_id))
+        if parked is None:
+            return
+        woken = [waiter for waiter in parked if waiter.wants(arrival)]
+        loop = asyncio.get_running_loop() if woken else None
+        for waiter in woken:
+            # Out of the table now, so that the next arrival does not meet it again; run in the
+            # next turn, so that the store is not re-entered while it announces.
+            self._forget(waiter)
+            assert loop is not None
+            loop.call_soon(self._wake, waiter)
+
+    def _wake(self, waiter: _Waiter[R]) -> None:
+        self._forget(waiter)
+        if waiter.answer.done():
+            return
+        if waiter.connection.closed:
+            waiter.answer.cancel()
+            return
+        try:
+            outcome = waiter.rerun()
+        except Exception as error:
+            waiter.answer.set_exception(error)
+        else:
+            waiter.answer.set_result(outcome)
+
+    def _drop(self, waiter: _Waiter[R]) -> None:
+        self._forget(waiter)
+        waiter.answer.cancel()
+
+    def _closed(self, connection: Connection) -> None:
+        for waiter in tuple(self._by_connection.pop(connection, ())):
+            self._drop(waiter)
+
+    # --- the tables --------------------------------------------------------------------------
+
+    def _remember(self, waiter: _Waiter[R]) -> None:
+        self._by_queue.setdefault(waiter.key, {})[waiter] = None
+        mine = self._by_connection.get(waiter.connection)
+        if mine is None:
+            # One callback per connection, not per pull: it stays registered until the close.
+            mine = self._by_connection[waiter.connection] = {}
+            connection = waiter.connection
+            connection.on_close(lambda: self._closed(connection))
+        mine[waiter] = None
+        self._held += 1
+
+    def _forget(self, waiter: _Waiter[R]) -> None:
+        parked = self._by_queue.get(waiter.key)
+        if parked is None or waiter not in parked:
+            return
+        del parked[waiter]
+        if not parked:
+            del self._by_queue[waiter.key]
+        mine = self._by_connection.get(waiter.connection)
+        if mine is not None:
+            mine.pop(waiter, None)
+        self._held -= 1
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+            waiter.timer = None

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+
+from cosmodrome.broker.filters import (
+    EXPRESSION_CHARACTERS_MAX,
+    matcher_of_subscription,
+    matcher_of_text,
+    parse_tags,
+)
+from cosmodrome.errors import Code, Refused
+from cosmodrome.wire.bodies import SubscriptionData
+from cosmodrome.wire.message import tags_code
+
+
+def said(text: str, kind: str = "TAG", *, class_filter: bool = False) -> SubscriptionData:
+    return SubscriptionData(
+        topic="T", sub_string=text, expression_type=kind, class_filter_mode=class_filter
+    )
+
+
+@pytest.mark.parametrize(
+    ("expression", "tags"),
+    [
+        ("*", set()),
+        ("", set()),
+        ("  ", set()),
+        (" * ", set()),
+        ("A", {"A"}),
+        ("A||B", {"A", "B"}),
+        (" A  ||  B ||", {"A", "B"}),
+        ("A | B", {"A | B"}),
+        ("中文 || x", {"中文", "x"}),
+    ],
+)
+def test_tags_are_split_and_trimmed(expression: str, tags: set[str]) -> None:
+    assert parse_tags(expression) == tags
+
+
+@pytest.mark.parametrize("expression", ["||", " || || ", "x" * (EXPRESSION_CHARACTERS_MAX + 1)])
+def test_an_expression_without_tags_or_end_is_refused(expression: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parse_tags(expression)
+    assert refused.value.code == Code.SUBSCRIPTION_PARSE_FAILED
+
+
+@pytest.mark.parametrize("kind", [None, "", "TAG"])
+def test_tag_text_matches_by_hash(kind: str | None) -> None:
+    matches = matcher_of_text(kind, "TagA || TagB")
+    assert matches is not None
+    assert matches(2598919)
+    assert matches(2598920)
+    assert not matches(2598921)
+    assert not matches(0)
+
+
+def test_everything_needs_no_test() -> None:
+    assert matcher_of_text("TAG", "*") is None
+    assert matcher_of_text(None, None) is None
+    assert matcher_of_subscription(said("*")) is None
+    assert matcher_of_subscription(said("")) is None
+    assert matcher_of_subscription(said("A", class_filter=True)) is None
+
+
+def test_tags_with_equal_hashes_both_pass() -> None:
+    matches = matcher_of_text("TAG", "HashAa")
+    assert matches is not None
+    assert matches(tags_code("HashBB"))
+
+
+def test_only_the_low_32_bits_count() -> None:
+    negative = next(t for t in (f"tag{n}" for n in range(1000)) if tags_code(t) < 0)
+    matches = matcher_of_text("TAG", negative)
+    assert matches is not None
+    assert matches(tags_code(negative))
+    assert matches(tags_code(negative) & 0xFFFFFFFF)
+    assert matches(tags_code(negative) & 0xFFFFFFFF | 7 << 32)
+    assert not matches(tags_code(negative) + 1)
+
+
+def test_a_heartbeat_decides_by_its_codes() -> None:
+    matches = matcher_of_subscription(said("A || B"))
+    assert matches is not None
+    assert matches(tags_code("A"))
+    assert matches(tags_code("B"))
+    assert not matches(tags_code("C"))
+
+
+def test_a_heartbeat_that_names_no_tag_wants_nothing() -> None:
+    matches = matcher_of_subscription(said("||"))
+    assert matches is not None
+    assert not matches(0)
+
+
+def test_sql_is_refused_plainly() -> None:
+    for attempt in (
+        lambda: matcher_of_text("SQL92", "a > 1"),
+        lambda: matcher_of_subscription(said("a > 1", "SQL92")),
+    ):
+        with pytest.raises(Refused) as refused:
+            attempt()
+        assert refused.value.code == Code.SYSTEM_ERROR
+        assert "SQL92" in refused.value.remark
+
+
+def test_an_empty_sql_expression_cannot_be_parsed() -> None:
+    with pytest.raises(Refused) as refused:
+        matcher_of_text("SQL92", " ")
+    assert refused.value.code == Code.SUBSCRIPTION_PARSE_FAILED

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from broker_fakes import FakeConnection
+
+from cosmodrome.broker import waiters as module
+from cosmodrome.broker.waiters import Waiters
+from cosmodrome.env.signal import Signal
+from cosmodrome.errors import Code, Refused
+from cosmodrome.store.store import Arrival
+
+
+class Hall:
+    """Waiters with a hand on the signal."""
+
+    def __init__(self, held_max: int = 100) -> None:
+        self.arrivals: Signal[Arrival] = Signal()
+        self.waiters: Waiters[str] = Waiters(self.arrivals, held_max)
+        self.connection = FakeConnection()
+        self.reruns = 0
+
+    def hold(
+        self,
+        offset: int = 5,
+        *,
+        matches: Callable[[int], bool] | None = None,
+        timeout_ms: int = 60_000,
+        connection: FakeConnection | None = None,
+        rerun: Callable[[], str] | None = None,
+    ) -> asyncio.Future[str] | None:
+        return self.waiters.hold(
+            topic="T",
+            queue_id=0,
+            offset=offset,
+            matches=matches,
+            timeout_ms=timeout_ms,
+            connection=connection or self.connection,
+            rerun=rerun or self.rerun,
+        )
+
+    def rerun(self) -> str:
+        self.reruns += 1
+        return f"run {self.reruns}"
+
+    def arrive(self, max_offset: int = 6, codes: tuple[int, ...] = (0,), queue_id: int = 0) -> None:
+        self.arrivals.fire(Arrival("T", queue_id, max_offset, list(codes)))
+
+
+async def soon(future: asyncio.Future[str] | None) -> str:
+    assert future is not None
+    return await asyncio.wait_for(future, 2)
+
+
+async def test_an_arrival_wakes_once() -> None:
+    hall = Hall()
+    held = hall.hold()
+    hall.arrive()
+    hall.arrive(7)
+    assert hall.reruns == 0, "the store must not be re-entered while it announces"
+    assert await soon(held) == "run 1"
+    hall.arrive(8)
+    await asyncio.sleep(0)
+    assert hall.reruns == 1
+    assert hall.waiters.held == 0
+
+
+async def test_only_a_wanted_arrival_wakes() -> None:
+    hall = Hall()
+    held = hall.hold(matches=lambda code: code == 9)
+    assert held is not None
+    hall.arrive(6, (1, 2))
+    hall.arrive(5, (9,))  # at or below the offset: not new for this one
+    hall.arrive(9, (9,), queue_id=1)
+    await asyncio.sleep(0.01)
+    assert not held.done()
+    hall.arrive(7, (1, 9))
+    assert await soon(held) == "run 1"
+
+
+async def test_the_deadline_wakes() -> None:
+    hall = Hall()
+    assert await soon(hall.hold(timeout_ms=5)) == "run 1"
+    assert hall.waiters.held == 0
+
+
+async def test_the_hold_time_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HOLD_MS_MAX", 5)
+    hall = Hall()
+    assert await soon(hall.hold(timeout_ms=2**62)) == "run 1"
+
+
+async def test_all_waiters_of_a_queue_wake_in_order() -> None:
+    hall = Hall()
+    order: list[int] = []
+
+    def run(number: int) -> Callable[[], str]:
+        def rerun() -> str:
+            order.append(number)
+            return str(number)
+
+        return rerun
+
+    held = [hall.hold(rerun=run(number)) for number in range(5)]
+    hall.arrive()
+    assert [await soon(one) for one in held] == ["0", "1", "2", "3", "4"]
+    assert order == [0, 1, 2, 3, 4]
+
+
+async def test_what_the_rerun_raises_is_the_answer() -> None:
+    def refuse() -> str:
+        raise Refused(Code.TOPIC_NOT_EXIST, "gone")
+
+    hall = Hall()
+    held = hall.hold(rerun=refuse)
+    hall.arrive()
+    with pytest.raises(Refused):
+        await soon(held)
+    assert hall.waiters.held == 0
+
+
+async def test_a_closed_connection_takes_its_pulls_along() -> None:
+    hall = Hall()
+    other = FakeConnection()
+    mine = [hall.hold() for _ in range(3)]
+    stays = hall.hold(connection=other)
+    hall.connection.close("left")
+    assert all(one is not None and one.cancelled() for one in mine)
+    assert hall.waiters.held == 1
+    hall.arrive()
+    assert await soon(stays) == "run 1"
+
+
+async def test_closing_between_arrival_and_rerun_answers_nothing() -> None:
+    hall = Hall()
+    held = hall.hold()
+    hall.arrive()
+    hall.connection.close("left")
+    await asyncio.sleep(0.01)
+    assert held is not None
+    assert held.cancelled()
+    assert hall.reruns == 0
+
+
+async def test_a_connection_carries_one_callback_however_often_it_polls() -> None:
+    hall = Hall()
+    for offset in range(20):
+        held = hall.hold(offset)
+        hall.arrive(offset + 1)
+        await soon(held)
+    assert len(hall.connection.callbacks) == 1
+
+
+async def test_no_room_no_time_no_connection() -> None:
+    hall = Hall(held_max=2)
+    first, second = hall.hold(), hall.hold()
+    assert hall.hold() is None
+    assert first is not None
+    first.cancel()
+    await asyncio.sleep(0)
+    assert hall.waiters.held == 1, "cancelling from outside makes room"
+    assert hall.hold(timeout_ms=0) is None
+    gone = FakeConnection()
+    gone.close("left")
+    assert hall.hold(connection=gone) is None
+    assert hall.hold() is not None
+    assert second is not None
+    await hall.waiters.stop()
+
+
+async def test_stop_drops_everyone_and_twice_is_fine() -> None:
+    hall = Hall()
+    held = hall.hold()
+    await hall.waiters.stop()
+    await hall.waiters.stop()
+    assert held is not None
+    assert held.cancelled()
+    assert hall.hold() is None
+    assert hall.waiters.held == 0
+
+
+async def test_nothing_is_left_behind() -> None:
+    hall = Hall()
+    for _ in range(10):
+        await soon(hall.hold(timeout_ms=1))
+    hall.connection.close("left")
+    tables: Any = hall.waiters
+    assert not tables._by_queue
+    assert not tables._by_connection
