@@ -1,0 +1,424 @@
+"""Sends: from a request to stored messages and the answer that promises them.
+
+Every check happens before the store is asked, in upstream's order, because clients react to
+the code: 1, 14, 16 and 17 make a producer try another broker, 13 does not. Checks and the
+append run in the turn in which the request came, so messages of one connection keep their
+order; only the wait for the promised durability runs on its own.
+
+Properties are stored rewritten (Compat: 4.9.8): malformed pairs vanish, `CLUSTER` is added,
+there is no separator behind the last pair, and `WAIT`, which only steers this send, is left
+out of plain messages. Messages of a batch keep their text and get the batch's appended.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from cosmodrome.broker.groups import Groups
+from cosmodrome.broker.topics import PERM_READ_WRITE, Topics
+from cosmodrome.env.base import Env
+from cosmodrome.env.options import BrokerOptions
+from cosmodrome.errors import Code, MessageTooLarge, Refused, StoreUnwritable
+from cosmodrome.layout import (
+    BATCH_ITEM_HEAD,
+    PAIR_END,
+    PROPERTIES_BYTES_MAX,
+    SYS_MULTI_TAGS,
+    SYS_PREPARED,
+    SYS_ROLLBACK,
+    SYS_TRANSACTION_MASK,
+)
+from cosmodrome.store.store import Draft, PutStatus, Store, Stored
+from cosmodrome.wire.bodies import PERM_WRITE, TopicConfig
+from cosmodrome.wire.commands.produce import (
+    SendBatchMessage,
+    SendMessage,
+    SendMessageV2,
+    SendReply,
+    SendRequest,
+)
+from cosmodrome.wire.message import (
+    CLUSTER,
+    DELAY,
+    TRANSACTION_PREPARED,
+    WAIT,
+    format_properties,
+    offset_message_id,
+    pack_host,
+    parse_properties,
+)
+from cosmodrome.wire.names import (
+    RETRY_PREFIX,
+    SEND_FORBIDDEN_TOPICS,
+    check_topic,
+    dlq_topic,
+)
+from cosmodrome.wire.table import Call
+
+# Compat: clients from 3.4.9 on say themselves how often a message may be retried.
+VERSION_WITH_OWN_RETRY_LIMIT = 121
+MULTI_TAG = "MULTI_TAG"
+UNIT_FLAG = 1
+UNIT_SUBSCRIPTION_FLAG = 2
+DLQ_QUEUES = 1
+
+_NO_TRANSACTIONS = "Transactional messages are not served by this version yet; send a plain one."
+
+
+class SendRefusal(SendReply):
+    """A refused send has no place in a queue, but still says region and tracing."""
+
+    msg_id: str | None = None  # type: ignore[assignment]
+    queue_id: int | None = None  # type: ignore[assignment]
+    queue_offset: int | None = None  # type: ignore[assignment]
+
+
+class BatchItem(NamedTuple):
+    flag: int
+    body: bytes
+    properties: str
+
+
+class Produce:
+    """Takes messages. The totals count what was stored and what was refused."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        store: Store,
+        topics: Topics,
+        groups: Groups,
+        env: Env,
+        store_host: Callable[[], bytes],
+        *,
+        body_bytes_max: int,
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._env = env
+        self._store_host = store_host
+        self._body_bytes_max = body_bytes_max
+        self.messages_total = 0
+        self.bytes_total = 0
+        self.failures_total = 0
+
+    @SendMessage.handler
+    def send(self, ask: SendMessage, call: Call) -> SendReply | Awaitable[SendReply]:
+        return self._answer(ask, call)
+
+    @SendMessageV2.handler
+    def send_v2(self, ask: SendMessageV2, call: Call) -> SendReply | Awaitable[SendReply]:
+        return self._answer(ask, call)
+
+    @SendBatchMessage.handler
+    def send_batch(self, ask: SendBatchMessage, call: Call) -> SendReply | Awaitable[SendReply]:
+        ask.batch = True
+        return self._answer(ask, call)
+
+    # --- answering ---------------------------------------------------------------------------
+
+    def _answer(self, ask: SendRequest, call: Call) -> SendReply | Awaitable[SendReply]:
+        # Compat: a single-message code with the batch mark set carries a batch too.
+        accept = self._accept_batch if ask.batch else self._accept_one
+        try:
+            return accept(ask, call)
+        except (Refused, MessageTooLarge, StoreUnwritable) as error:
+            return self._refusal(error)
+
+    async def _settle(self, stored: Sequence[Stored], queue_id: int, *, wait: bool) -> SendReply:
+        try:
+            status = await self._store.settle(stored[-1].end, wait=wait)
+        except StoreUnwritable as error:
+            return self._refusal(error)
+        self.messages_total += len(stored)
+        self.bytes_total += sum(place.size for place in stored)
+        host = self._store_host()
+        reply = SendReply(
+            msg_id=",".join([offset_message_id(host, place.log_offset) for place in stored]),
+            queue_id=queue_id,
+            queue_offset=stored[0].queue_offset,
+            region=self._options.region_id,
+            trace_on=self._options.trace_on,
+        )
+        if status is PutStatus.FLUSH_DISK_TIMEOUT:
+            reply.code = Code.FLUSH_DISK_TIMEOUT
+            reply.remark = (
+                "The message is stored, but its sync to disk is still running after"
+                " syncFlushTimeout; check the disk of the broker."
+            )
+        return reply
+
+    def _refusal(self, error: Refused | MessageTooLarge | StoreUnwritable) -> SendReply:
+        self.failures_total += 1
+        if isinstance(error, Refused):
+            code, remark = error.code, error.remark
+        elif isinstance(error, MessageTooLarge):
+            code, remark = Code.MESSAGE_ILLEGAL, str(error)
+        else:
+            code, remark = Code.SERVICE_NOT_AVAILABLE, str(error)
+        return SendRefusal(
+            code=code,
+            remark=remark,
+            region=self._options.region_id,
+            trace_on=self._options.trace_on,
+        )
+
+    # --- accepting ---------------------------------------------------------------------------
+
+    def _accept_one(self, ask: SendRequest, call: Call) -> Awaitable[SendReply]:
+        topic = self._checked_topic(ask)
+        queue_id = self._checked_queue(ask, topic)
+        target, target_queue_id = topic.topic_name, queue_id
+        properties = parse_properties(ask.properties or "")
+        if target.startswith(RETRY_PREFIX) and self._is_dead(ask, call):
+            dead = dlq_topic(target.removeprefix(RETRY_PREFIX))
+            topic = self._topics.ensure(dead, DLQ_QUEUES, PERM_READ_WRITE)
+            target, target_queue_id = dead, 0
+            if DELAY in properties:
+                properties[DELAY] = "0"  # a dead letter is not delivered again
+        self._check_kind(ask.sys_flag, properties)
+        wait = _truth(properties.pop(WAIT, "true"))
+        properties[CLUSTER] = self._options.broker_cluster_name
+        draft = self._draft(ask, call, topic, target_queue_id)
+        draft.topic = target
+        draft.body = self._checked_body(ask.body)
+        draft.properties = _checked_text(format_properties(properties), "The properties text has")
+        return self._settle((self._store.append(draft),), queue_id, wait=wait)
+
+    def _accept_batch(self, ask: SendRequest, call: Call) -> Awaitable[SendReply]:
+        topic = self._checked_topic(ask)
+        queue_id = self._checked_queue(ask, topic)
+        if topic.topic_name.startswith(RETRY_PREFIX):
+            raise Refused(
+                Code.MESSAGE_ILLEGAL,
+                f"A batch cannot go to the retry topic {topic.topic_name}; send its messages"
+                " one by one.",
+            )
+        if ask.sys_flag & SYS_TRANSACTION_MASK:
+            raise Refused(Code.MESSAGE_ILLEGAL, "A batch cannot be transactional; send it plain.")
+        shared = parse_properties(ask.properties or "")
+        _check_batch_pairs(shared, "The batch")
+        shared[CLUSTER] = self._options.broker_cluster_name
+        shared_text = format_properties(shared)
+        drafts = []
+        for number, item in enumerate(parse_batch(self._checked_body(ask.body))):
+            draft = self._draft(ask, call, topic, queue_id)
+            draft.flag = item.flag
+            draft.body = item.body
+            draft.properties = _checked_text(
+                _joined(item.properties, shared_text), f"Batch item {number}: its properties have"
+            )
+            drafts.append(draft)
+        if not drafts:
+            raise Refused(Code.MESSAGE_ILLEGAL, "The batch holds no message; send at least one.")
+        stored = self._store.append_batch(drafts)
+        return self._settle(stored, queue_id, wait=_truth(shared.get(WAIT, "true")))
+
+    def _draft(self, ask: SendRequest, call: Call, topic: TopicConfig, queue_id: int) -> Draft:
+        sys_flag = ask.sys_flag
+        if topic.topic_filter_type == MULTI_TAG:
+            sys_flag |= SYS_MULTI_TAGS
+        return Draft(
+            topic=topic.topic_name,
+            queue_id=queue_id,
+            body=b"",
+            properties="",
+            born_host=_host(*call.connection.peer[:2]),
+            store_host=self._store_host(),
+            flag=ask.flag,
+            sys_flag=sys_flag,
+            born_ms=ask.born_timestamp,
+            reconsume_times=ask.reconsume_times or 0,
+        )
+
+    # --- checks ------------------------------------------------------------------------------
+
+    def _checked_topic(self, ask: SendRequest) -> TopicConfig:
+        options = self._options
+        opens_ms = options.start_accept_send_request_time_stamp
+        if opens_ms and self._env.clock.now_ms() < opens_ms:
+            raise Refused(
+                Code.SYSTEM_ERROR,
+                f"This broker takes messages from {opens_ms} (ms since 1970) on, as its"
+                " startAcceptSendRequestTimeStamp says; send to another broker until then.",
+            )
+        topic = self._topics.get(ask.topic)
+        if not options.broker_permission & PERM_WRITE and topic is not None and topic.order:
+            # Compat: other topics are still taken; name servers hide an unwritable broker.
+            raise Refused(
+                Code.NO_PERMISSION,
+                f"Broker {options.broker_name} is not writable (brokerPermission"
+                f" {options.broker_permission}) and {ask.topic} is an order topic.",
+            )
+        check_topic(ask.topic)
+        if ask.topic in SEND_FORBIDDEN_TOPICS:
+            raise Refused(
+                Code.NO_PERMISSION,
+                f"Topic {ask.topic} belongs to the broker and takes no messages from clients;"
+                " send to a topic of your own.",
+            )
+        if topic is not None:
+            return topic
+        unit_flag = 0
+        if ask.unit_mode:
+            retry = ask.topic.startswith(RETRY_PREFIX)
+            unit_flag = UNIT_SUBSCRIPTION_FLAG if retry else UNIT_FLAG
+        return self._topics.create_on_send(
+            ask.topic, ask.default_topic, ask.default_topic_queue_nums, unit_flag
+        )
+
+    def _checked_queue(self, ask: SendRequest, topic: TopicConfig) -> int:
+        queues = max(topic.read_queue_nums, topic.write_queue_nums)
+        if ask.queue_id >= queues:
+            raise Refused(
+                Code.SYSTEM_ERROR,
+                f"Queue {ask.queue_id} does not exist: {topic.topic_name} has {queues} queues,"
+                " counted from 0; refresh the route of the topic.",
+            )
+        if ask.queue_id >= 0:
+            return ask.queue_id
+        if topic.write_queue_nums <= 0:
+            raise Refused(
+                Code.SYSTEM_ERROR,
+                f"Topic {topic.topic_name} has no queue to write to; give it writeQueueNums.",
+            )
+        return self._env.random.randrange(topic.write_queue_nums)
+
+    def _is_dead(self, ask: SendRequest, call: Call) -> bool:
+        """Whether a message on its way to a retry topic has used up its attempts."""
+        group = ask.topic.removeprefix(RETRY_PREFIX)
+        config = self._groups.find(group)
+        if config is None:
+            raise Refused(
+                Code.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"Consumer group {group} does not exist on this broker; create it first, for"
+                " example with `cosmo admin updateSubGroup`.",
+            )
+        limit = config.retry_max_times
+        own_limit = ask.max_reconsume_times
+        if own_limit is not None and call.frame.version >= VERSION_WITH_OWN_RETRY_LIMIT:
+            limit = own_limit
+        return (ask.reconsume_times or 0) >= limit
+
+    def _check_kind(self, sys_flag: int, properties: dict[str, str]) -> None:
+        if _delay_level(properties) > 0:
+            raise Refused(
+                Code.MESSAGE_ILLEGAL,
+                f"Delayed messages (property {DELAY}) are not served by this version yet; send the"
+                " message without a delay level.",
+            )
+        if _truth(properties.get(TRANSACTION_PREPARED, "")):
+            if self._options.reject_transaction_message:
+                raise Refused(
+                    Code.NO_PERMISSION,
+                    f"Broker {self._options.broker_name} rejects transactional messages, as its"
+                    " rejectTransactionMessage says; send them to another broker.",
+                )
+            raise Refused(Code.NO_PERMISSION, _NO_TRANSACTIONS)
+        if sys_flag & SYS_TRANSACTION_MASK in (SYS_PREPARED, SYS_ROLLBACK):
+            # No queue would ever show such a record, so taking it would lose it.
+            raise Refused(Code.NO_PERMISSION, _NO_TRANSACTIONS)
+
+    def _checked_body(self, body: bytes) -> bytes:
+        if len(body) > self._body_bytes_max:
+            raise Refused(
+                Code.MESSAGE_ILLEGAL,
+                f"The body has {len(body)} bytes, more than maxMessageSize"
+                f" {self._body_bytes_max}; send less at once or raise the limit.",
+            )
+        return body
+
+
+def parse_batch(body: bytes) -> Iterator[BatchItem]:
+    """The items of a batch body; Refused with the item and position of the first bad one.
+
+    Magic and checksum of an item mean nothing: clients write zeros and the log has its own.
+    """
+    position = number = 0
+    while position < len(body):
+        left = len(body) - position
+        if left < BATCH_ITEM_HEAD.size + 2:
+            raise _bad_item(number, position, f"only {left} bytes are left for its lengths")
+        size, _, _, flag, body_bytes = BATCH_ITEM_HEAD.unpack_from(body, position)
+        if not BATCH_ITEM_HEAD.size + 2 <= size <= left:
+            raise _bad_item(number, position, f"its size {size} does not fit {left} bytes")
+        if not 0 <= body_bytes <= size - BATCH_ITEM_HEAD.size - 2:
+            raise _bad_item(number, position, f"its body of {body_bytes} bytes does not fit")
+        body_at = position + BATCH_ITEM_HEAD.size
+        length_at = body_at + body_bytes
+        text_at = length_at + 2
+        end = position + size
+        text_bytes = int.from_bytes(body[length_at:text_at], "big", signed=True)
+        if text_bytes != end - text_at:
+            room = end - text_at
+            why = f"its properties have {text_bytes} bytes, its size {size} leaves {room}"
+            raise _bad_item(number, position, why)
+        try:
+            text = body[text_at:end].decode()
+        except UnicodeDecodeError as error:
+            raise _bad_item(number, position, f"its properties are not UTF-8: {error}") from None
+        if DELAY in text or TRANSACTION_PREPARED in text:
+            _check_batch_pairs(parse_properties(text), f"Batch item {number}")
+        yield BatchItem(flag, body[body_at:length_at], text)
+        position = end
+        number += 1
+
+
+def _bad_item(number: int, position: int, why: str) -> Refused:
+    return Refused(
+        Code.MESSAGE_ILLEGAL,
+        f"Batch item {number} at byte {position} is malformed: {why}; nothing was stored.",
+    )
+
+
+def _check_batch_pairs(pairs: dict[str, str], who: str) -> None:
+    if _delay_level(pairs) > 0:
+        raise Refused(
+            Code.MESSAGE_ILLEGAL, f"{who} has a delay level; messages of a batch cannot be delayed."
+        )
+    if _truth(pairs.get(TRANSACTION_PREPARED, "")):
+        raise Refused(
+            Code.MESSAGE_ILLEGAL, f"{who} is transactional; messages of a batch cannot be."
+        )
+
+
+def _delay_level(properties: dict[str, str]) -> int:
+    text = properties.get(DELAY, "0")
+    try:
+        return int(text)
+    except ValueError:
+        raise Refused(
+            Code.MESSAGE_ILLEGAL,
+            f"The delay level {text[:32]!r} is not a number; use a level from 1 to 18.",
+        ) from None
+
+
+def _joined(own: str, shared: str) -> str:
+    # Compat: the item's text stays as it is; duplicates of the batch's pairs do occur.
+    return own + shared if not own or own.endswith(PAIR_END) else own + PAIR_END + shared
+
+
+def _checked_text(text: str, who: str) -> str:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise Refused(Code.MESSAGE_ILLEGAL, f"{who} characters that are not Unicode.") from None
+    if size > PROPERTIES_BYTES_MAX:
+        raise Refused(
+            Code.MESSAGE_ILLEGAL,
+            f"{who} {size} bytes, more than {PROPERTIES_BYTES_MAX}; move data into the body.",
+        )
+    return text
+
+
+def _truth(text: str) -> bool:
+    return text.lower() == "true"
+
+
+@functools.lru_cache(maxsize=4096)
+def _host(ip: str, port: int) -> bytes:
+    return pack_host(ip, port)
