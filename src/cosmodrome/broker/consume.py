@@ -1,0 +1,240 @@
+"""Pulls: which records a consumer gets, and when it has to wait for them.
+
+A pull is served from plain state in one turn of the loop: checks in upstream's order, the
+commit it may carry, one read of the store. When the read says "nothing yet" and the client
+allows it, the pull is parked in that same turn and runs once more when it is woken, then
+without committing and without being parked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import Protocol
+
+from cosmodrome.broker.filters import Matches, matcher_of_subscription, matcher_of_text
+from cosmodrome.broker.groups import Groups
+from cosmodrome.broker.topics import Topics
+from cosmodrome.broker.waiters import Waiters
+from cosmodrome.env.options import BrokerOptions
+from cosmodrome.errors import Code, Refused
+from cosmodrome.store.store import Batch, ReadStatus, Store
+from cosmodrome.wire.bodies import PERM_READ, SubscriptionData, SubscriptionGroupConfig
+from cosmodrome.wire.commands.consume import (
+    LitePullMessage,
+    PullMessage,
+    PullReply,
+    PullRequest,
+)
+from cosmodrome.wire.table import Call
+
+PULL_COMMIT = 0x1
+PULL_SUSPEND = 0x2
+PULL_SUBSCRIPTION = 0x4
+
+BROADCASTING = "BROADCASTING"
+MASTER_ID = 0
+
+_CODES = {
+    ReadStatus.FOUND: Code.SUCCESS,
+    ReadStatus.NO_MATCHED_MESSAGE: Code.PULL_RETRY_IMMEDIATELY,
+    ReadStatus.MESSAGE_WAS_REMOVING: Code.PULL_RETRY_IMMEDIATELY,
+    ReadStatus.OFFSET_FOUND_NULL: Code.PULL_NOT_FOUND,
+    ReadStatus.OFFSET_OVERFLOW_ONE: Code.PULL_NOT_FOUND,
+    ReadStatus.OFFSET_OVERFLOW_BADLY: Code.PULL_OFFSET_MOVED,
+    ReadStatus.OFFSET_TOO_SMALL: Code.PULL_OFFSET_MOVED,
+}
+
+
+class Commits(Protocol):
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None: ...
+
+
+class OnlineGroup(Protocol):
+    """A group that has members right now, as their heartbeats describe it."""
+
+    @property
+    def message_model(self) -> str: ...
+    @property
+    def subscriptions(self) -> Mapping[str, SubscriptionData]: ...
+
+
+class OnlineGroups(Protocol):
+    def group(self, name: str) -> OnlineGroup | None: ...
+
+
+class Consume:
+    """Serves pulls. The totals count answers that brought messages and those that did not."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        store: Store,
+        topics: Topics,
+        groups: Groups,
+        clients: OnlineGroups,
+        offsets: Commits,
+        waiters: Waiters[PullReply],
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._waiters = waiters
+        self.messages_total = 0
+        self.bytes_total = 0
+        self.found_total = 0
+        self.missed_total = 0
+        self.failures_total = 0
+
+    @PullMessage.handler
+    def pull(self, ask: PullMessage, call: Call) -> PullReply | Awaitable[PullReply]:
+        return self._serve(ask, call)
+
+    @LitePullMessage.handler
+    def lite_pull(self, ask: LitePullMessage, call: Call) -> PullReply | Awaitable[PullReply]:
+        return self._serve(ask, call)
+
+    def _serve(self, ask: PullRequest, call: Call) -> PullReply | Awaitable[PullReply]:
+        group, matches = self._checked(ask)
+        reply = self._read(ask, group, matches)
+        if ask.sys_flag & PULL_COMMIT and self._options.broker_id == MASTER_ID:
+            self._offsets.commit(ask.consumer_group, ask.topic, ask.queue_id, ask.commit_offset)
+        if reply.code != Code.PULL_NOT_FOUND or not ask.sys_flag & PULL_SUSPEND:
+            return reply
+        if reply.next_begin_offset != ask.queue_offset:
+            return reply  # a hole in the queue: there is something to pull behind it already
+        held = self._waiters.hold(
+            topic=ask.topic,
+            queue_id=ask.queue_id,
+            offset=ask.queue_offset,
+            matches=matches,
+            timeout_ms=self._hold_ms(ask),
+            connection=call.connection,
+            rerun=lambda: self._read(ask, *self._checked(ask)),
+        )
+        return reply if held is None else held
+
+    def _hold_ms(self, ask: PullRequest) -> int:
+        if self._options.long_polling_enable:
+            return ask.suspend_timeout_millis
+        return self._options.short_polling_time_mills
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def _read(
+        self, ask: PullRequest, group: SubscriptionGroupConfig, matches: Matches | None
+    ) -> PullReply:
+        batch = self._store.read(
+            ask.topic, ask.queue_id, ask.queue_offset, max(ask.max_msg_nums, 1), matches=matches
+        )
+        if batch.status is ReadStatus.FOUND:
+            self.found_total += 1
+            self.messages_total += batch.count
+            self.bytes_total += len(batch.data)
+        else:
+            self.missed_total += 1
+        return PullReply(
+            code=_code(batch.status, ask.queue_offset),
+            remark=batch.status.name,
+            suggest_which_broker_id=self._suggested_broker(batch, group),
+            next_begin_offset=batch.next_offset,
+            min_offset=batch.min_offset,
+            max_offset=batch.max_offset,
+            body=batch.data,
+        )
+
+    def _suggested_broker(self, batch: Batch, group: SubscriptionGroupConfig) -> int:
+        if not self._options.slave_read_enable:
+            return MASTER_ID
+        return group.which_broker_when_consume_slowly if batch.behind else group.broker_id
+
+    # --- checks ------------------------------------------------------------------------------
+
+    def _checked(self, ask: PullRequest) -> tuple[SubscriptionGroupConfig, Matches | None]:
+        try:
+            group = self._checked_group(ask)
+            return group, self._checked_filter(ask, group)
+        except Refused:
+            self.failures_total += 1
+            raise
+
+    def _checked_group(self, ask: PullRequest) -> SubscriptionGroupConfig:
+        """Broker, group, topic and queue, in this order; the group's configuration."""
+        if not self._options.broker_permission & PERM_READ:
+            raise Refused(
+                Code.NO_PERMISSION,
+                f"Broker {self._options.broker_name} is not readable (brokerPermission"
+                f" {self._options.broker_permission}).",
+            )
+        group = self._groups.find(ask.consumer_group)
+        if group is None:
+            raise Refused(
+                Code.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"Consumer group {ask.consumer_group} does not exist on this broker; create it"
+                " first, for example with `cosmo admin updateSubGroup`.",
+            )
+        if not group.consume_enable:
+            raise Refused(
+                Code.NO_PERMISSION,
+                f"Consumer group {ask.consumer_group} may not consume; its consumeEnable is off.",
+            )
+        topic = self._topics.get(ask.topic)
+        if topic is None:
+            raise Refused(
+                Code.TOPIC_NOT_EXIST,
+                f"Topic {ask.topic[:255]!r} does not exist on this broker; create it or refresh the"
+                " route.",
+            )
+        if not topic.perm & PERM_READ:
+            raise Refused(
+                Code.NO_PERMISSION, f"Topic {ask.topic} is not readable (perm {topic.perm})."
+            )
+        if not 0 <= ask.queue_id < topic.read_queue_nums:
+            raise Refused(
+                Code.SYSTEM_ERROR,
+                f"Queue {ask.queue_id} does not exist: {ask.topic} has {topic.read_queue_nums}"
+                " queues to read, counted from 0; refresh the route of the topic.",
+            )
+        return group
+
+    def _checked_filter(self, ask: PullRequest, config: SubscriptionGroupConfig) -> Matches | None:
+        if ask.sys_flag & PULL_SUBSCRIPTION:
+            return matcher_of_text(ask.expression_type, ask.subscription)
+        name = ask.consumer_group
+        group = self._clients.group(name)
+        if group is None:
+            raise Refused(
+                Code.SUBSCRIPTION_NOT_EXIST,
+                f"Consumer group {name} has no member that sent a heartbeat here; the client"
+                " sends one within 30 seconds.",
+            )
+        if group.message_model == BROADCASTING and not config.consume_broadcast_enable:
+            raise Refused(
+                Code.NO_PERMISSION,
+                f"Consumer group {name} may not consume by broadcast; its"
+                " consumeBroadcastEnable is off.",
+            )
+        subscription = group.subscriptions.get(ask.topic)
+        if subscription is None:
+            raise Refused(
+                Code.SUBSCRIPTION_NOT_EXIST,
+                f"Consumer group {name} is not subscribed to {ask.topic}; all members of a group"
+                " must subscribe to the same topics.",
+            )
+        if subscription.sub_version < ask.sub_version:
+            raise Refused(
+                Code.SUBSCRIPTION_NOT_LATEST,
+                f"The newest subscription of group {name} has not arrived here yet; the next"
+                " heartbeat brings it.",
+            )
+        return matcher_of_subscription(subscription)
+
+
+def _code(status: ReadStatus, requested: int) -> Code:
+    known = _CODES.get(status)
+    if known is not None:
+        return known
+    # An empty queue is fine for who starts at its beginning; everybody else is sent there.
+    return Code.PULL_NOT_FOUND if requested == 0 else Code.PULL_OFFSET_MOVED
