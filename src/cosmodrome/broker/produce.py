@@ -1,9 +1,10 @@
 """Sends: from a request to stored messages and the answer that promises them.
 
 Every check happens before the store is asked, in upstream's order, because clients react to
-the code: 1, 14, 16 and 17 make a producer try another broker, 13 does not. Checks and the
-append run in the turn in which the request came, so messages of one connection keep their
-order; only the wait for the promised durability runs on its own.
+the code: 1, 14, 16 and 17 make a producer try another broker, 13 does not. A send runs without
+a pause from its first check until the store knows that somebody waits for the message. So
+messages of one connection keep the order in which their tasks were made, and a write that
+fails cannot take a message back before its sender is registered to hear of it.
 
 Properties are stored rewritten (Compat: 4.9.8): malformed pairs vanish, `CLUSTER` is added,
 there is no separator behind the last pair, and `WAIT`, which only steers this send, is left
@@ -13,7 +14,7 @@ out of plain messages. Messages of a batch keep their text and get the batch's a
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from cosmodrome.broker.groups import Groups
@@ -75,6 +76,12 @@ class SendRefusal(SendReply):
     queue_offset: int | None = None  # type: ignore[assignment]
 
 
+class Accepted(NamedTuple):
+    stored: Sequence[Stored]
+    queue_id: int  # what the sender is told, also when the message went to the dead letters
+    wait: bool
+
+
 class BatchItem(NamedTuple):
     flag: int
     body: bytes
@@ -107,32 +114,28 @@ class Produce:
         self.failures_total = 0
 
     @SendMessage.handler
-    def send(self, ask: SendMessage, call: Call) -> SendReply | Awaitable[SendReply]:
-        return self._answer(ask, call)
+    async def send(self, ask: SendMessage, call: Call) -> SendReply:
+        return await self._answer(ask, call)
 
     @SendMessageV2.handler
-    def send_v2(self, ask: SendMessageV2, call: Call) -> SendReply | Awaitable[SendReply]:
-        return self._answer(ask, call)
+    async def send_v2(self, ask: SendMessageV2, call: Call) -> SendReply:
+        return await self._answer(ask, call)
 
     @SendBatchMessage.handler
-    def send_batch(self, ask: SendBatchMessage, call: Call) -> SendReply | Awaitable[SendReply]:
+    async def send_batch(self, ask: SendBatchMessage, call: Call) -> SendReply:
         ask.batch = True
-        return self._answer(ask, call)
+        return await self._answer(ask, call)
 
     # --- answering ---------------------------------------------------------------------------
 
-    def _answer(self, ask: SendRequest, call: Call) -> SendReply | Awaitable[SendReply]:
+    async def _answer(self, ask: SendRequest, call: Call) -> SendReply:
         # Compat: a single-message code with the batch mark set carries a batch too.
         accept = self._accept_batch if ask.batch else self._accept_one
         try:
-            return accept(ask, call)
-        except (Refused, MessageTooLarge, StoreUnwritable) as error:
-            return self._refusal(error)
-
-    async def _settle(self, stored: Sequence[Stored], queue_id: int, *, wait: bool) -> SendReply:
-        try:
+            stored, queue_id, wait = accept(ask, call)
+            # No other await may come before this one: see the module's first paragraph.
             status = await self._store.settle(stored[-1].end, wait=wait)
-        except StoreUnwritable as error:
+        except (Refused, MessageTooLarge, StoreUnwritable) as error:
             return self._refusal(error)
         self.messages_total += len(stored)
         self.bytes_total += sum(place.size for place in stored)
@@ -169,7 +172,7 @@ class Produce:
 
     # --- accepting ---------------------------------------------------------------------------
 
-    def _accept_one(self, ask: SendRequest, call: Call) -> Awaitable[SendReply]:
+    def _accept_one(self, ask: SendRequest, call: Call) -> Accepted:
         topic = self._checked_topic(ask)
         queue_id = self._checked_queue(ask, topic)
         target, target_queue_id = topic.topic_name, queue_id
@@ -187,9 +190,9 @@ class Produce:
         draft.topic = target
         draft.body = self._checked_body(ask.body)
         draft.properties = _checked_text(format_properties(properties), "The properties text has")
-        return self._settle((self._store.append(draft),), queue_id, wait=wait)
+        return Accepted((self._store.append(draft),), queue_id, wait)
 
-    def _accept_batch(self, ask: SendRequest, call: Call) -> Awaitable[SendReply]:
+    def _accept_batch(self, ask: SendRequest, call: Call) -> Accepted:
         topic = self._checked_topic(ask)
         queue_id = self._checked_queue(ask, topic)
         if topic.topic_name.startswith(RETRY_PREFIX):
@@ -216,7 +219,7 @@ class Produce:
         if not drafts:
             raise Refused(Code.MESSAGE_ILLEGAL, "The batch holds no message; send at least one.")
         stored = self._store.append_batch(drafts)
-        return self._settle(stored, queue_id, wait=_truth(shared.get(WAIT, "true")))
+        return Accepted(stored, queue_id, _truth(shared.get(WAIT, "true")))
 
     def _draft(self, ask: SendRequest, call: Call, topic: TopicConfig, queue_id: int) -> Draft:
         sys_flag = ask.sys_flag

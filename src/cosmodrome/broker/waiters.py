@@ -111,14 +111,11 @@ class Waiters(Generic[R]):
         parked = self._by_queue.get((arrival.topic, arrival.queue_id))
         if parked is None:
             return
-        woken = [waiter for waiter in parked if waiter.wants(arrival)]
-        loop = asyncio.get_running_loop() if woken else None
-        for waiter in woken:
+        for waiter in [waiter for waiter in parked if waiter.wants(arrival)]:
             # Out of the table now, so that the next arrival does not meet it again; run in the
             # next turn, so that the store is not re-entered while it announces.
             self._forget(waiter)
-            assert loop is not None
-            loop.call_soon(self._wake, waiter)
+            waiter.answer.get_loop().call_soon(self._wake, waiter)
 
     def _wake(self, waiter: _Waiter[R]) -> None:
         self._forget(waiter)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -140,10 +141,23 @@ async def test_the_old_header_does_the_same(rig: Rig) -> None:
 
 async def test_messages_of_a_connection_keep_their_order(rig: Rig) -> None:
     call = call_of()
-    outcomes = [rig.produce.send_v2(ask(body=b"%d" % n), call) for n in range(10)]
-    assert [draft.body for draft in rig.store.log] == [b"%d" % n for n in range(10)]
-    replies = [await settled(outcome) for outcome in reversed(outcomes)]
-    assert [reply.queue_offset for reply in replies] == list(range(9, -1, -1))
+    tasks = [
+        asyncio.create_task(rig.produce.send_v2(ask(body=b"%d" % number), call))
+        for number in range(10)
+    ]
+    replies = await asyncio.gather(*tasks)
+    assert [draft.body for draft in rig.store.log] == [b"%d" % number for number in range(10)]
+    assert [reply.queue_offset for reply in replies] == list(range(10))
+
+
+async def test_the_sender_waits_before_anything_else_can_happen(rig: Rig) -> None:
+    """A failed write gives the offsets out again: who is not waiting by then would take the
+    next message's safety for its own."""
+    for send in (rig.produce.send_v2(ask(), call_of()), rig.batch([item(b"x")])):
+        seen = len(rig.store.settled)
+        with pytest.raises(StopIteration):
+            send.send(None)  # one step of the coroutine, as a turn of the loop would take it
+        assert len(rig.store.settled) == seen + 1
 
 
 @pytest.mark.parametrize(

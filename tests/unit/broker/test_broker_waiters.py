@@ -145,6 +145,16 @@ async def test_closing_between_arrival_and_rerun_answers_nothing() -> None:
     assert hall.reruns == 0
 
 
+async def test_cancelling_between_arrival_and_rerun_runs_nothing() -> None:
+    hall = Hall()
+    held = hall.hold()
+    assert held is not None
+    hall.arrive()
+    held.cancel()
+    await asyncio.sleep(0.01)
+    assert hall.reruns == 0
+
+
 async def test_a_connection_carries_one_callback_however_often_it_polls() -> None:
     hall = Hall()
     for offset in range(20):
