@@ -30,6 +30,21 @@ _Waiter = asyncio.Future[PutStatus]
 _log = logging.getLogger(__name__)
 
 
+def _fail(waiter: _Waiter, error: StoreUnwritable) -> None:
+    if not waiter.done():
+        waiter.set_exception(error)
+        waiter.exception()  # a waiter whose task was cancelled is nobody's error
+
+
+def _resolved(loop: asyncio.AbstractEventLoop, failure: str | None) -> _Waiter:
+    waiter: _Waiter = loop.create_future()
+    if failure is None:
+        waiter.set_result(PutStatus.OK)
+    else:
+        _fail(waiter, StoreUnwritable(failure))
+    return waiter
+
+
 class _Waiters:
     """Futures ordered by the log offset they wait for."""
 
@@ -53,9 +68,7 @@ class _Waiters:
         self._heap = [item for item in self._heap if item[0] <= end]
         heapq.heapify(self._heap)
         for _, _, waiter in sorted(lost, key=lambda item: item[:2]):
-            if not waiter.done():
-                waiter.set_exception(error)
-                waiter.exception()  # a waiter whose task was cancelled is nobody's error
+            _fail(waiter, error)
 
 
 class Flush:
@@ -110,30 +123,31 @@ class Flush:
         self._for_durable.fail_above(-1, gone)
         self._deadlines.clear()
 
-    async def settle(self, end: int, *, wait: bool) -> PutStatus:
-        """Return once the log is written (or, with `wait`, durable) up to `end`.
+    def settle(self, end: int, *, wait: bool) -> _Waiter:
+        """Resolves once the log is written (or, with `wait`, durable) up to `end`.
 
         Call it in the turn of the loop that appended: offsets that a failed write took back
         are given out again, and only a waiter that was there at the time learns of it.
         """
+        loop = asyncio.get_running_loop()
         if end <= (self.durable_end if wait else self._log.written_end):
-            return PutStatus.OK
+            return _resolved(loop, None)
         if self.failure is not None:
-            raise StoreUnwritable(self.failure)
+            return _resolved(loop, self.failure)
         if end > self._log.end:
-            raise StoreUnwritable(
+            return _resolved(
+                loop,
                 f"the log ends at {self._log.end}, before {end}: the write that carried this"
-                " message failed; send it again"
+                " message failed; send it again",
             )
         if not wait:
-            return await self._for_written.add(end)
+            return self._for_written.add(end)
         waiter = self._for_durable.add(end)
         if self._synced:
-            loop = asyncio.get_running_loop()
             self._deadlines.append((loop.time() + self._timeout_seconds, waiter))
             if self._deadline_timer is None:
                 self._deadline_timer = loop.call_later(self._timeout_seconds, self._expire)
-        return await waiter
+        return waiter
 
     async def sync_all(self) -> None:
         """Return when everything written so far is synced, or syncing has failed for good."""

@@ -11,9 +11,11 @@ together in one turn of the loop (see `Flush.settle`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os.path
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from cosmodrome.env.base import Env, FileLock
 from cosmodrome.env.options import StoreOptions
@@ -204,13 +206,14 @@ class Store:
             self._put_bytes += stored[-1].end - stored[0].log_offset
         return stored
 
-    async def settle(self, end: int, *, wait: bool = True) -> PutStatus:
+    def settle(self, end: int, *, wait: bool = True) -> Coroutine[Any, Any, PutStatus]:
         """Wait until the log is safe up to `end`: synced with SYNC_FLUSH and `wait`, else written.
 
         Raises StoreUnwritable when the bytes did not make it. Call it in the same turn of the
         loop as the append.
         """
-        return await self._flush.settle(end, wait=wait)
+        # Registered now, not when a task first runs: the write may fail in between.
+        return _outcome(self._flush.settle(end, wait=wait))
 
     @property
     def why_unwritable(self) -> str | None:
@@ -327,6 +330,10 @@ class Store:
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
+
+
+async def _outcome(waiter: asyncio.Future[PutStatus]) -> PutStatus:
+    return await waiter
 
 
 async def _nothing() -> None:

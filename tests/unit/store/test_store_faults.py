@@ -1,0 +1,214 @@
+"""Disks that fill up, fail to sync or refuse files: nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cosmodrome.errors import StoreUnwritable
+from cosmodrome.store.store import PutStatus, Store
+from tests.unit.store.store_kit import (
+    Faults,
+    GatedOffload,
+    bodies,
+    draft,
+    faulty_env,
+    put,
+    records,
+    small,
+)
+
+
+async def reopened(store: Store, root: Path) -> Store:
+    await store.abandon()
+    again = Store(small(root), faulty_env())
+    await again.start()
+    return again
+
+
+@pytest.mark.parametrize("mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
+@pytest.mark.parametrize("part_bytes", [0, 150])
+async def test_a_full_disk_refuses_and_sends_resume(
+    tmp_path: Path, mode: str, part_bytes: int
+) -> None:
+    faults = Faults()
+    store = Store(small(tmp_path, flush_disk_type=mode), faulty_env(faults))
+    await store.start()
+    await put(store, draft(b"first"))
+    faults.write, faults.write_part_bytes = "commitlog", part_bytes
+    ends = [store.append(draft(b"lost", queue_id=q)).end for q in (0, 0, 1)]
+    results = await asyncio.gather(*(store.settle(end) for end in ends), return_exceptions=True)
+    for result in results:
+        assert isinstance(result, StoreUnwritable)
+        assert "No space left" in str(result)
+    with pytest.raises(StoreUnwritable, match="send it again"):
+        await store.settle(ends[-1])
+    assert store.facts().written_offset == store.facts().max_offset
+    faults.write = None
+    assert await put(store, draft(b"second"), draft(b"third", queue_id=1)) == [1, 0]
+    assert bodies(store) == [b"first", b"second"]
+    again = await reopened(store, tmp_path)
+    assert bodies(again) == [b"first", b"second"]
+    assert bodies(again, queue_id=1) == [b"third"]
+    await again.stop()
+
+
+async def test_stale_bytes_of_a_failed_write_never_come_back(tmp_path: Path) -> None:
+    faults = Faults()
+    store = Store(small(tmp_path), faulty_env(faults))
+    await store.start()
+    faults.write, faults.write_part_bytes = "commitlog", 1000
+    ends = [store.append(draft(b"stale")).end for _ in range(5)]
+    with pytest.raises(StoreUnwritable):
+        await store.settle(ends[-1])
+    faults.write = None
+    # Of the same size, so that the second stale record would continue the log.
+    await put(store, draft(b"fresh", queue_id=1))
+    again = await reopened(store, tmp_path)
+    assert bodies(again, queue_id=1) == [b"fresh"]
+    assert again.bounds("T", 0) == (0, 0)
+    await again.stop()
+
+
+async def test_a_roll_that_half_fails_keeps_the_written_half(tmp_path: Path) -> None:
+    faults = Faults()
+    store = Store(small(tmp_path), faulty_env(faults))
+    await store.start()
+    faults.write = "00000000000000004096"
+    kept = [store.append(draft(bytes(1000))) for _ in range(3)]
+    lost = store.append(draft(bytes(1000)))
+    assert lost.log_offset == 4096
+    tasks = [asyncio.ensure_future(store.settle(item.end)) for item in (*kept, lost)]
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert results[:3] == [PutStatus.OK] * 3
+    assert isinstance(results[3], StoreUnwritable)
+    faults.write = None
+    assert await put(store, draft(b"again")) == [3]
+    again = await reopened(store, tmp_path)
+    assert [len(body) for body in bodies(again)] == [1000, 1000, 1000, 5]
+    await again.stop()
+
+
+async def test_a_file_that_cannot_be_made_refuses_and_sends_resume(tmp_path: Path) -> None:
+    faults = Faults()
+    store = Store(small(tmp_path), faulty_env(faults))
+    await store.start()
+    await put(store, *(draft(bytes(1000)) for _ in range(3)))
+    # The file made ahead is used first, so the refusal comes with the one after it.
+    faults.create = "commitlog"
+    with pytest.raises(StoreUnwritable, match="could not be made"):
+        for _ in range(8):
+            await put(store, draft(bytes(1000)))
+    faults.create = None
+    offsets = await put(store, draft(b"more"))
+    assert offsets == [store.bounds("T", 0)[1] - 1]
+    assert [record.queue_offset for record in records(store)] == list(range(offsets[0] + 1))
+    await store.stop()
+
+
+async def test_a_failed_sync_is_final(tmp_path: Path) -> None:
+    faults = Faults()
+    store = Store(small(tmp_path), faulty_env(faults))
+    await store.start()
+    await put(store, draft(b"kept"))
+    faults.sync = "commitlog"
+    end = store.append(draft(b"doubtful")).end
+    with pytest.raises(StoreUnwritable, match="syncing the commit log failed"):
+        await store.settle(end)
+    faults.sync = None
+    assert bodies(store) == [b"kept"]
+    with pytest.raises(StoreUnwritable, match="restart the broker"):
+        store.append(draft())
+    assert "restart" in (store.why_unwritable or "")
+    await store.stop()
+    assert (tmp_path / "abort").exists()
+    again = Store(small(tmp_path), faulty_env())
+    await again.start()
+    assert bodies(again)[0] == b"kept"
+    await again.stop()
+    assert not (tmp_path / "abort").exists()
+
+
+async def test_a_failed_background_sync_is_final_too(tmp_path: Path) -> None:
+    faults = Faults()
+    options = small(tmp_path, flush_disk_type="ASYNC_FLUSH", flush_interval_commit_log=5)
+    store = Store(options, faulty_env(faults))
+    await store.start()
+    faults.sync = "commitlog"
+    await put(store, draft(b"in the kernel"))
+    async with asyncio.timeout(5):
+        while store.why_unwritable is None:
+            await asyncio.sleep(0.005)
+    await store.stop()
+    assert (tmp_path / "abort").exists()
+
+
+async def test_queue_files_that_fail_are_written_later(tmp_path: Path) -> None:
+    faults = Faults(write="consumequeue")
+    options = small(tmp_path, flush_interval_consume_queue=10)
+    store = Store(options, faulty_env(faults))
+    await store.start()
+    await put(store, *(draft(b"%d" % at, keys=f"k{at}") for at in range(12)))
+    async with asyncio.timeout(5):
+        while not any("write 000" in line for line in faults.log):
+            await asyncio.sleep(0.005)
+    assert bodies(store) == [b"%d" % at for at in range(12)]
+    faults.write = None
+    await store.stop()
+    again = Store(options, faulty_env())
+    await again.start()
+    assert bodies(again) == [b"%d" % at for at in range(12)]
+    await again.stop()
+
+
+async def test_a_failed_sync_of_queues_leaves_the_next_start_abnormal(tmp_path: Path) -> None:
+    faults = Faults(sync="consumequeue")
+    store = Store(small(tmp_path), faulty_env(faults))
+    await store.start()
+    await put(store, draft(b"a"))
+    await store.stop()
+    assert (tmp_path / "abort").exists()
+
+
+async def test_a_nearly_full_disk_refuses_sends(tmp_path: Path) -> None:
+    store = Store(
+        small(tmp_path, disk_space_warning_level_ratio=90), faulty_env(Faults(used_ratio=0.95))
+    )
+    await store.start()
+    with pytest.raises(StoreUnwritable, match=r"95\.0% used"):
+        store.append(draft())
+    assert store.facts().put_failed_count == 1
+    await store.stop()
+
+
+async def test_a_slow_sync_is_answered_in_time(tmp_path: Path) -> None:
+    env = faulty_env()
+    assert isinstance(env.offload, GatedOffload)
+    store = Store(small(tmp_path, sync_flush_timeout=30), env)
+    await store.start()
+    env.offload.holding = True
+    slow = store.append(draft(b"slow"))
+    assert await store.settle(slow.end, wait=False) is PutStatus.OK
+    assert await store.settle(slow.end) is PutStatus.FLUSH_DISK_TIMEOUT
+    assert store.bounds("T", 0) == (0, 0)
+    env.offload.open()
+    async with asyncio.timeout(5):
+        while store.bounds("T", 0) != (0, 1):
+            await asyncio.sleep(0.002)
+    assert await store.settle(slow.end) is PutStatus.OK
+    await store.stop()
+
+
+async def test_one_sync_covers_many_sends(tmp_path: Path) -> None:
+    faults = Faults()
+    env = faulty_env(faults)
+    store = Store(small(tmp_path, mapped_file_size_commit_log=1 << 20), env)
+    await store.start()
+    faults.log.clear()
+    sends = [asyncio.ensure_future(put(store, draft(b"%d" % at))) for at in range(50)]
+    await asyncio.gather(*sends)
+    assert len([line for line in faults.log if line.startswith("sync 000")]) <= 2
+    assert len([line for line in faults.log if line.startswith("write 000")]) == 1
+    await store.stop()
