@@ -7,15 +7,13 @@ try:
 except ImportError:
     extensions = []
 else:
-    extensions = cythonize(
-        [
-            Extension(
-                "cosmodrome.speed.native",
-                ["src/cosmodrome/speed/native.pyx"],
-                extra_compile_args=["-O3"],
-                optional=True,
-            )
-        ]
+    native = Extension(
+        "cosmodrome.speed.native",
+        ["src/cosmodrome/speed/native.pyx"],
+        extra_compile_args=["-O3"],
     )
+    extensions = cythonize([native], build_dir="build")
+    for extension in extensions:
+        extension.optional = True  # set here: cythonize makes new objects and forgets it
 
 setup(ext_modules=extensions)
