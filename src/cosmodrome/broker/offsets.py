@@ -41,6 +41,10 @@ TABLE = "offsetTable"
 INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 
+# Bounds of the table: a client may commit for names that nobody ever created.
+KEYS_MAX = 1_000_000
+QUEUES_PER_KEY_MAX = 65_536
+
 QueueOffsets = dict[int, int]
 
 
@@ -93,11 +97,23 @@ class Offsets:
             check_topic(topic)
             check_group(group)
             queues = {}
+            if len(self._table) >= KEYS_MAX:
+                raise Refused(
+                    Code.SYSTEM_ERROR,
+                    f"This broker already keeps offsets for {KEYS_MAX} pairs of topic and group;"
+                    " delete unused groups with their offsets first.",
+                )
         if not 0 <= queue_id <= INT32_MAX or not -1 <= offset <= INT64_MAX:
             raise Refused(
                 Code.SYSTEM_ERROR,
                 f"Queue id {queue_id} with offset {offset} is out of range; a queue id has at most"
                 " 31 bits, an offset at most 63.",
+            )
+        if queue_id not in queues and len(queues) >= QUEUES_PER_KEY_MAX:
+            raise Refused(
+                Code.SYSTEM_ERROR,
+                f"Group {group} already has offsets for {QUEUES_PER_KEY_MAX} queues of {topic};"
+                " more are not kept.",
             )
         before = queues.get(queue_id, -1)
         if offset == before:

@@ -222,6 +222,9 @@ class Produce:
         return Accepted(stored, queue_id, _truth(shared.get(WAIT, "true")))
 
     def _draft(self, ask: SendRequest, call: Call, topic: TopicConfig, queue_id: int) -> Draft:
+        store_host = self._store_host()
+        if not store_host:
+            raise StoreUnwritable("This broker is still starting; send to another or try again.")
         sys_flag = ask.sys_flag
         if topic.topic_filter_type == MULTI_TAG:
             sys_flag |= SYS_MULTI_TAGS
@@ -231,7 +234,7 @@ class Produce:
             body=b"",
             properties="",
             born_host=_host(*call.connection.peer[:2]),
-            store_host=self._store_host(),
+            store_host=store_host,
             flag=ask.flag,
             sys_flag=sys_flag,
             born_ms=ask.born_timestamp,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from broker_fakes import SHARED, FakeStore, call_of, open_store
 
+from cosmodrome.broker import offsets as module
 from cosmodrome.broker.offsets import Offsets
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.real import real_env
@@ -103,6 +104,21 @@ async def test_what_cannot_be_a_place_is_refused(
     assert refused.value.code == Code.SYSTEM_ERROR
     assert offsets.query(group, topic, queue_id) == -1
     assert offsets.topics_of(group) == set()
+
+
+async def test_the_table_is_bounded(offsets: Offsets, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEYS_MAX", 2)
+    monkeypatch.setattr(module, "QUEUES_PER_KEY_MAX", 2)
+    for group in ("G", "H"):
+        for queue_id in (0, 1):
+            offsets.commit(group, "T", queue_id, 1)
+    for group, queue_id in (("I", 0), ("G", 2)):
+        with pytest.raises(Refused) as refused:
+            offsets.commit(group, "T", queue_id, 1)
+        assert refused.value.code == Code.SYSTEM_ERROR
+        assert offsets.query(group, "T", queue_id) == -1
+    offsets.commit("G", "T", 1, 9)
+    assert offsets.query("G", "T", 1) == 9
 
 
 async def test_deletions_take_exactly_their_own(offsets: Offsets) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from cosmodrome.broker.produce import Produce, parse_batch
 from cosmodrome.broker.topics import Topics
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions
-from cosmodrome.env.real import real_env
+from cosmodrome.env.real import MappedSegment, real_env
 from cosmodrome.errors import Code, MessageTooLarge, Refused, StoreUnwritable
 from cosmodrome.layout import BATCH_ITEM_HEAD, SYS_COMMIT, SYS_PREPARED
 from cosmodrome.store.store import PutStatus, Store
@@ -347,6 +348,13 @@ async def test_bytes_that_did_not_make_it_are_not_acknowledged(rig: Rig) -> None
     assert (rig.produce.messages_total, rig.produce.failures_total) == (0, 1)
 
 
+async def test_before_its_address_is_known_a_broker_takes_nothing(rig: Rig) -> None:
+    rig.produce._store_host = lambda: b""
+    for reply in (await rig.send(), await rig.batch([item(b"x")])):
+        assert (reply.code, "starting" in reply.remark) == (Code.SERVICE_NOT_AVAILABLE, True)
+    assert rig.store.log == []
+
+
 # --- retry topics ----------------------------------------------------------------------------
 
 
@@ -519,6 +527,31 @@ async def test_what_was_answered_can_be_read(tmp_path: Path) -> None:
         assert [record.message_id for record in records][3:] == reply.msg_id.split(",")
         assert records[0].properties == "TAGS\x01A\x02CLUSTER\x01C0"
         assert records[3].properties == "KEYS\x01k\x02CLUSTER\x01C0"
+        await rig.stop()
+
+
+async def test_a_failed_write_is_told_to_everyone_it_took_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = MappedSegment.write
+    full = True
+
+    def failing(self: MappedSegment, data: bytes, position: int) -> None:
+        if full and "commitlog" in self.path:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        write(self, data, position)
+
+    async with open_store(tmp_path / "store") as store:
+        rig = await Rig(tmp_path, store).start()
+        monkeypatch.setattr(MappedSegment, "write", failing)
+        lost = await asyncio.gather(*(rig.send(body=b"lost") for _ in range(3)))
+        assert [reply.code for reply in lost] == [Code.SERVICE_NOT_AVAILABLE] * 3
+        assert rig.produce.messages_total == 0
+        full = False
+        reply = await rig.send(body=b"kept")
+        assert (reply.code, reply.queue_offset) == (Code.SUCCESS, 0)
+        (record,) = iter_records(store.read("T", 1, 0, 32).data)
+        assert record.body == b"kept"
         await rig.stop()
 
 
