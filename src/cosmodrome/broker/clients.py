@@ -141,6 +141,11 @@ class Clients:
     def producers(self, group: str) -> Sequence[Member]:
         return tuple(self._producers.get(group, {}).values())
 
+    def subscribed(self, group: str) -> set[str]:
+        """Topics that the connected members of a consumer group subscribe to."""
+        known = self._consumers.get(group)
+        return set(known.subscriptions) if known else set()
+
     def consumer_groups_of(self, topic: str) -> set[str]:
         """Groups whose members subscribe to `topic` right now."""
         return {name for name, group in self._consumers.items() if topic in group.subscriptions}

@@ -1,0 +1,325 @@
+"""The broker put together: the only file that knows all its services.
+
+Start: store, tables, clients, sockets, registration. Stop undoes it in reverse: clients are sent
+elsewhere first, requests in flight get their answers, offsets are saved, the store closes last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os.path
+import re
+import socket
+
+import msgspec
+
+from cosmodrome.broker.admin import Admin
+from cosmodrome.broker.announce import Announce, Identity
+from cosmodrome.broker.clients import Clients
+from cosmodrome.broker.consume import Consume
+from cosmodrome.broker.groups import GroupDeleted, Groups
+from cosmodrome.broker.locks import Locks
+from cosmodrome.broker.offsets import Offsets
+from cosmodrome.broker.produce import Produce
+from cosmodrome.broker.query import Query
+from cosmodrome.broker.settings import Settings
+from cosmodrome.broker.topics import Topics
+from cosmodrome.broker.waiters import Waiters
+from cosmodrome.env.base import Env
+from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
+from cosmodrome.errors import ConfigError
+from cosmodrome.layout import TOPIC_BYTES_MAX
+from cosmodrome.store.store import Store
+from cosmodrome.transport.ports import HA_OFFSET, VIP_OFFSET, free_base_port
+from cosmodrome.transport.router import Router
+from cosmodrome.transport.server import Server
+from cosmodrome.wire.commands.consume import PullReply
+from cosmodrome.wire.message import pack_host
+from cosmodrome.wire.names import REPLY_TOPIC_SUFFIX
+from cosmodrome.wire.table import BROKER
+
+log = logging.getLogger(__name__)
+
+MASTERS = ("ASYNC_MASTER", "SYNC_MASTER")
+SLAVE = "SLAVE"
+ANY_ADDRESS = ("", "0.0.0.0", "::")
+LOOPBACK = "127.0.0.1"
+# Documentation address (RFC 5737): connecting a datagram socket to it sends nothing.
+ELSEWHERE = ("192.0.2.1", 9)
+
+_LABEL = re.compile(r"[%|a-zA-Z0-9_.-]+\Z")
+_NOT_ALLOWED = re.compile(r"[^%|a-zA-Z0-9_-]")
+
+
+class Place:
+    """Where clients reach this broker; known once the sockets are open."""
+
+    def __init__(self, options: BrokerOptions) -> None:
+        self._options = options
+        self.host = ""
+        self.port = options.listen_port
+        self.packed = b""
+
+    async def settle(self, port: int) -> None:
+        self.port = port
+        self.host = self._options.broker_ip1 or advertised_host(self._options.bind_address)
+        self.packed = await _pack(self.host, port)
+
+    @property
+    def address(self) -> str:
+        return _joined(self.host, self.port)
+
+    @property
+    def ha_address(self) -> str:
+        return _joined(self._options.broker_ip2 or self.host, self.port + HA_OFFSET)
+
+
+class Broker:
+    """A running broker as its process sees it."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        place: Place,
+        store: Store,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        clients: Clients,
+        admin: Admin,
+        waiters: Waiters[PullReply],
+        announce: Announce,
+        server: Server,
+        *,
+        takes_sends: bool,
+    ) -> None:
+        self.name = options.broker_name
+        self.cluster = options.broker_cluster_name
+        self._options = options
+        self._place = place
+        self._store = store
+        self._state = (topics, groups, offsets, clients, admin)
+        self._waiters = waiters
+        self._announce = announce
+        self._server = server
+        self._takes_sends = takes_sends
+        self._stopping: contextlib.AsyncExitStack | None = None
+        self._running = False
+
+    @property
+    def port(self) -> int:
+        return self._place.port
+
+    @property
+    def vip_port(self) -> int:
+        return self._place.port + VIP_OFFSET
+
+    @property
+    def address(self) -> str:
+        """host:port as clients are told."""
+        return self._place.address
+
+    async def start(self) -> None:
+        if self._stopping is not None:
+            return
+        self._stopping = contextlib.AsyncExitStack()
+        try:
+            await self._start(self._stopping)
+        except BaseException:
+            await self.stop()
+            raise
+        self._running = True
+        log.info(
+            "broker_started name=%s cluster=%s id=%d address=%s",
+            *(self.name, self.cluster, self._options.broker_id, self.address),
+        )
+
+    async def stop(self) -> None:
+        self._running = False
+        stopping, self._stopping = self._stopping, None
+        if stopping is not None:
+            await stopping.aclose()
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether clients can use this broker, and why not."""
+        if not self._running:
+            return False, "starting" if self._stopping is not None else "stopped"
+        why = self._store.why_unwritable
+        if why is not None and self._takes_sends:
+            return False, f"sends are refused: {why}"
+        return self._announce.ready()
+
+    def alive(self) -> bool:
+        """Whether this process should be left alone; false means that a restart helps."""
+        return self._running or self._stopping is not None
+
+    async def _start(self, stopping: contextlib.AsyncExitStack) -> None:
+        stopping.push_async_callback(self._store.stop)
+        await self._store.start()
+        for service in self._state:
+            stopping.push_async_callback(service.stop)
+            await service.start()
+        stopping.push_async_callback(self._server.stop)
+        # Parked pulls end first, or they would hold up the answers in flight.
+        stopping.push_async_callback(self._waiters.stop)
+        await self._place.settle(await self._listen())
+        stopping.push_async_callback(self._announce.stop)
+        await self._announce.start(
+            Identity(
+                cluster=self.cluster,
+                broker_name=self.name,
+                broker_id=self._options.broker_id,
+                address=self._place.address,
+                ha_address=self._place.ha_address,
+            )
+        )
+
+    async def _listen(self) -> int:
+        host = self._options.bind_address
+        port = self._options.listen_port or free_base_port(host)
+        await self._server.listen(host, port + VIP_OFFSET)
+        return await self._server.listen(host, port)
+
+
+def build_broker(
+    broker: BrokerOptions, store: StoreOptions, sockets: SocketOptions, env: Env
+) -> Broker:
+    options = _checked(broker, store)
+    takes_sends = store.broker_role != SLAVE
+    root = store.store_path_root_dir
+    config = os.path.join(root, "config")
+    log_path = store.store_path_commit_log or os.path.join(root, "commitlog")
+
+    place = Place(options)
+    messages = Store(store, env)
+    topics = Topics(options, os.path.join(config, "topics.json"), env, writable=takes_sends)
+    groups = Groups(
+        options, os.path.join(config, "subscriptionGroup.json"), env, writable=takes_sends
+    )
+    offsets = Offsets(options, os.path.join(config, "consumerOffset.json"), messages, env)
+    clients = Clients(options, topics, groups, env.clock)
+    waiters: Waiters[PullReply] = Waiters(messages.arrivals, options.pulls_held_max)
+    produce = Produce(
+        options,
+        messages,
+        topics,
+        groups,
+        env,
+        lambda: place.packed,
+        body_bytes_max=store.max_message_size,
+    )
+    consume = Consume(options, messages, topics, groups, clients, offsets, waiters)
+    admin = Admin(options, log_path, env, messages, topics, clients, offsets, consume)
+    announce = Announce(options, topics)
+
+    def forget_group(gone: GroupDeleted) -> None:
+        if gone.remove_offsets:
+            offsets.remove(gone.group)
+
+    topics.deleted.subscribe(messages.delete_topic)
+    topics.deleted.subscribe(offsets.remove_topic)
+    groups.deleted.subscribe(forget_group)
+    topics.announced = announce.announced
+
+    services = (
+        *(topics, groups, offsets, clients, Locks(), produce, consume),
+        *(Query(options, messages), admin, Settings((options, store, sockets), env.clock)),
+    )
+    server = Server(Router(BROKER, services), sockets, "broker")
+    return Broker(
+        options,
+        place,
+        messages,
+        topics,
+        groups,
+        offsets,
+        clients,
+        admin,
+        waiters,
+        announce,
+        server,
+        takes_sends=takes_sends,
+    )
+
+
+def advertised_host(bind_address: str) -> str:
+    """The address to tell clients when none is configured."""
+    if bind_address not in ANY_ADDRESS:
+        return bind_address
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(ELSEWHERE)
+            host = str(probe.getsockname()[0])
+        except OSError:
+            return LOOPBACK  # no route to anywhere: only this machine can be meant
+    return LOOPBACK if host in ANY_ADDRESS else host
+
+
+def _checked(options: BrokerOptions, store: StoreOptions) -> BrokerOptions:
+    """The options with their defaults filled in, or ConfigError."""
+    if not store.store_path_root_dir:
+        raise ConfigError("storePathRootDir is empty; say where the messages are kept")
+    broker_id = options.broker_id
+    if store.broker_role == SLAVE:
+        if broker_id <= 0:
+            raise ConfigError(
+                f"brokerRole is SLAVE and brokerId is {broker_id}; give the slave an id above 0"
+            )
+    elif store.broker_role not in MASTERS:
+        raise ConfigError(
+            f"brokerRole is {store.broker_role!r}; use one of {', '.join((*MASTERS, SLAVE))}"
+        )
+    elif broker_id != 0:
+        # Compat: a master always has id 0, whatever its file says.
+        log.warning("broker_id_ignored id=%d role=%s; a master is 0", broker_id, store.broker_role)
+        broker_id = 0
+    port = options.listen_port
+    if port and not 0 < port + VIP_OFFSET < port + HA_OFFSET <= 65_535:
+        raise ConfigError(
+            f"listenPort is {port}; it must leave room for the VIP port {VIP_OFFSET:+d} and the HA"
+            f" port {HA_OFFSET:+d}, or be 0 for any free one"
+        )
+    name = options.broker_name or _default_name()
+    _check_label("brokerName", name, TOPIC_BYTES_MAX)
+    _check_label(
+        "brokerClusterName",
+        options.broker_cluster_name,
+        TOPIC_BYTES_MAX - len(REPLY_TOPIC_SUFFIX),
+    )
+    return msgspec.structs.replace(options, broker_name=name, broker_id=broker_id)
+
+
+def _default_name() -> str:
+    return _NOT_ALLOWED.sub("-", socket.gethostname())[:TOPIC_BYTES_MAX].strip("-") or "broker"
+
+
+def _check_label(key: str, name: str, length_max: int) -> None:
+    # The broker makes topics of these names, and a topic becomes a directory.
+    if not _LABEL.match(name) or not name.strip(".") or len(name) > length_max:
+        raise ConfigError(
+            f"{key} is {name[:64]!r}; use 1 to {length_max} letters, digits and the characters"
+            " % | _ - ."
+        )
+
+
+async def _pack(host: str, port: int) -> bytes:
+    """The address as message ids hold it; a host name is looked up."""
+    try:
+        return pack_host(str(ipaddress.ip_address(host)), port)
+    except ValueError:
+        pass
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(
+            f"brokerIP1: {host!r} has no address ({error}); set it to an address of this machine"
+        ) from None
+    found.sort(key=lambda item: item[0] != socket.AF_INET)
+    return pack_host(str(found[0][4][0]), port)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
