@@ -115,11 +115,10 @@ class _running:
     async def __aenter__(self) -> None:
         try:
             await self._part.start()
-        except OSError as error:
+        except BaseException as error:
             await self._part.stop()
-            raise _explained(error, self._flag) from None
-        except BaseException:
-            await self._part.stop()
+            if isinstance(error, OSError | ConfigError):
+                raise _explained(error, self._flag) from None
             raise
 
     async def __aexit__(self, *_: object) -> None:
@@ -133,12 +132,12 @@ async def _listen(work: Awaitable[int], flag: str, port: int) -> int:
         raise _explained(error, flag) from None
 
 
-def _explained(error: OSError, flag: str) -> ConfigError:
+def _explained(error: OSError | ConfigError, flag: str) -> ConfigError:
+    """Say which flag of this command moves a port that is taken."""
     text = str(error)
     if "address already in use" in text.lower():
-        return ConfigError(
-            f"{text}; another program has this port: stop it, or choose another with"
-            f" {flag} (0 picks a free one)"
+        text = (
+            f"{text.split('; ')[0]}; stop what uses it or choose a port with {flag} (0 picks one)"
         )
     return ConfigError(text)
 
