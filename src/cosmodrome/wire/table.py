@@ -17,6 +17,8 @@ Field names are snake case here and camel case on the wire; the few that differ 
 from __future__ import annotations
 
 import enum
+import functools
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -48,6 +50,7 @@ class Reply(msgspec.Struct, rename="camel", kw_only=True):
 R = TypeVar("R", bound=Reply)
 S = TypeVar("S")
 C = TypeVar("C", bound="Command[Any]")
+M = TypeVar("M", bound=msgspec.Struct)
 
 
 class Connection(Protocol):
@@ -104,6 +107,7 @@ class Command(msgspec.Struct, Generic[R], rename="camel", kw_only=True):
 
 _registry: dict[int, type[Command[Any]]] = {}
 _META = frozenset({"code", "remark", "body"})
+_JAVA_INTEGER = re.compile(r"(?:\+|(-))?0*([0-9]+)", re.ASCII)
 
 
 def command(
@@ -146,7 +150,7 @@ def header_fields(row: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo,
 def decode(row: type[C], ext: Mapping[str, str], body: bytes) -> C:
     """Header fields and body as a typed row; unknown fields are ignored, as every peer does."""
     try:
-        ask: C = msgspec.convert(_without_meta(ext), row, strict=False)
+        ask: C = _convert(_without_meta(ext), row)
     except msgspec.ValidationError as error:
         raise ProtocolError(f"{row.name} ({row.request_code}): {error}") from None
     ask.body = body
@@ -155,7 +159,7 @@ def decode(row: type[C], ext: Mapping[str, str], body: bytes) -> C:
 
 def decode_reply(row: type[Command[R]], frame: Frame) -> R:
     try:
-        answer = msgspec.convert(_without_meta(frame.ext), row.reply, strict=False)
+        answer = _convert(_without_meta(frame.ext), row.reply)
     except msgspec.ValidationError as error:
         raise ProtocolError(f"answer to {row.name} ({row.request_code}): {error}") from None
     answer.code, answer.remark, answer.body = frame.code, frame.remark, frame.body
@@ -174,6 +178,35 @@ def encode(row: Command[Any] | Reply) -> dict[str, str]:
         else:
             out[wire_name] = value if type(value) is str else str(value)
     return out
+
+
+def _convert(ext: Mapping[str, str], kind: type[M]) -> M:
+    try:
+        return msgspec.convert(ext, kind, strict=False)
+    except msgspec.ValidationError:
+        relaxed = dict(ext)
+        for name in _integers(kind):
+            if name in relaxed:
+                relaxed[name] = _canonical(relaxed[name])
+        if relaxed == ext:
+            raise
+        return msgspec.convert(relaxed, kind, strict=False)
+
+
+def _canonical(text: str) -> str:
+    # Compat: Java reads "+7" and "007" as numbers, and clients pad with zeros.
+    number = _JAVA_INTEGER.fullmatch(text)
+    return text if number is None else (number[1] or "") + number[2]
+
+
+@functools.cache
+def _integers(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Wire names of the fields that hold whole numbers."""
+    return tuple(
+        field.encode_name
+        for field in header_fields(kind)
+        if type(msgspec.convert("1", field.type, strict=False)) is int
+    )
 
 
 _name_cache: dict[type[msgspec.Struct], tuple[tuple[str, str], ...]] = {}

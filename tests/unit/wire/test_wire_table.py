@@ -96,3 +96,14 @@ def test_handler_marks_accumulate() -> None:
             return OffsetReply(offset=1)
 
     assert Service.max_offset.serves == (GetMaxOffset,)  # type: ignore[attr-defined]
+
+
+def test_whole_numbers_are_read_as_java_reads_them() -> None:
+    from cosmodrome.wire.commands import GetMaxOffset
+
+    for text, number in (("007", 7), ("+7", 7), ("0", 0), ("-0012", -12), ("000", 0)):
+        ask = table.decode(GetMaxOffset, {"topic": "007", "queueId": text}, b"")
+        assert (ask.topic, ask.queue_id) == ("007", number), text
+    for text in ("", "+", "-", "--1", "1.5", "0x10", "1 ", "+-1"):
+        with pytest.raises(ProtocolError, match="queueId"):
+            table.decode(GetMaxOffset, {"topic": "t", "queueId": text}, b"")
