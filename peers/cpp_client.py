@@ -2,7 +2,7 @@
 
 The interface shared by all drivers is in clients.py.
 
-    send    NAMESRV TOPIC GROUP sync|oneway|batch|orderly            messages on standard input
+    send    NAMESRV TOPIC GROUP sync|oneway|orderly                  messages on standard input
     consume NAMESRV TOPIC GROUP EXPRESSION push|orderly PROPERTIES   until end of input
 
 The wheel's binding hands out a body as a C string, so a body must not hold a zero byte, and
@@ -46,16 +46,16 @@ def message(topic: str, asked: dict[str, Any]) -> Message:
     return made
 
 
-def sent(index: int, result: Any, msg_id: str | None, shift: int = 0) -> None:
+def sent(index: int, result: Any) -> None:
     write(
         {
             "event": "sent",
             "index": index,
             "status": "SEND_OK" if result.status == SendStatus.OK else str(result.status),
-            "msg_id": msg_id,
+            "msg_id": result.msg_id,
             "offset_msg_id": None,
             "queue_id": None,
-            "queue_offset": result.offset + shift,
+            "queue_offset": result.offset,
         }
     )
 
@@ -67,23 +67,16 @@ def send(namesrv: str, topic: str, group: str, mode: str) -> None:
     dll.SetProducerLogLevel(producer._handle, _CLogLevel.WARN)
     producer.start()
     messages = [message(topic, one) for one in asked]
-    if mode == "batch":
-        result = producer.send_batch(messages)
-        for index in range(len(messages)):
-            sent(index, result, None, shift=index)  # the joined ids do not fit its buffer
-    else:
-        for index, one in enumerate(messages):
-            if mode == "sync":
-                result = producer.send_sync(one)
-                sent(index, result, result.msg_id)
-            elif mode == "orderly":
-                result = producer.send_orderly(one, asked[index]["shard"])
-                sent(index, result, result.msg_id)
-            elif mode == "oneway":
-                producer.send_oneway(one)
-                write({"event": "sent", "index": index})
-            else:
-                raise SystemExit(f"unknown mode {mode}")
+    for index, one in enumerate(messages):
+        if mode == "sync":
+            sent(index, producer.send_sync(one))
+        elif mode == "orderly":
+            sent(index, producer.send_orderly(one, asked[index]["shard"]))
+        elif mode == "oneway":
+            producer.send_oneway(one)
+            write({"event": "sent", "index": index})
+        else:
+            raise SystemExit(f"unknown mode {mode}")
     if mode == "oneway":
         time.sleep(0.5)  # The library drops what it has not written when it is shut down.
     producer.shutdown()
@@ -100,7 +93,7 @@ def consume(
             {
                 "event": "message",
                 "at_ms": int(time.time() * 1000),
-                "msg_id": (values["UNIQ_KEY"] or b"").decode() or got.id,
+                "msg_id": (values["UNIQ_KEY"] or b"").decode() or None,
                 "offset_msg_id": None,
                 "queue_id": got.queue_id,
                 "queue_offset": got.queue_offset,

@@ -79,11 +79,11 @@ func send(resolver primitive.NsResolver, topic, group, mode string) {
 	case "batch":
 		result, err := p.SendSync(ctx, messages...)
 		check(err)
-		ids := strings.Split(result.MsgID, ",")
+		// The client reports the ids that the broker gave, but not those it made itself.
 		offsetIDs := strings.Split(result.OffsetMsgID, ",")
 		for i := range messages {
 			one := sent(i, result)
-			one["msg_id"], one["offset_msg_id"] = ids[i], offsetIDs[i]
+			one["msg_id"], one["offset_msg_id"] = nil, offsetIDs[i]
 			one["queue_offset"] = result.QueueOffset + int64(i)
 			write(one)
 		}

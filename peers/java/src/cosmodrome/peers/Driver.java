@@ -45,9 +45,20 @@ public final class Driver {
     private static final PrintStream OUT =
         new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), true, StandardCharsets.UTF_8);
 
-    public static void main(String[] words) throws Exception {
+    public static void main(String[] words) {
         // The client prints to standard output on occasion; results must stay readable.
         System.setOut(System.err);
+        try {
+            run(words);
+        } catch (Exception error) {
+            // Threads of a started client would keep the process alive.
+            error.printStackTrace();
+            System.exit(1);
+        }
+        System.exit(0);
+    }
+
+    private static void run(String[] words) throws Exception {
         String namesrv = words[1];
         String topic = words[2];
         switch (words[0]) {
@@ -59,7 +70,6 @@ public final class Driver {
             case "query-id": query(namesrv, topic, words[3], false); break;
             default: throw new IllegalArgumentException("unknown verb " + words[0]);
         }
-        System.exit(0);
     }
 
     private static void send(String namesrv, String topic, String group, String mode) throws Exception {

@@ -1,0 +1,109 @@
+"""Unmodified RocketMQ clients against a running cluster.
+
+The tests do not know what they talk to: ORACLE_TARGET=cosmodrome (default) starts `cosmo up`,
+ORACLE_TARGET=java starts upstream's own servers. A test that fails against `java` is wrong.
+
+Without Java, Go or Node the tests that need it are skipped, and fail when CI=true.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from oracle_checks import Cluster
+from peers.clients import JAVA, Client
+from peers.java import JavaCluster
+from peers.node import CosmoNode
+from peers.process import free_port
+from peers.raw import create_topic
+from peers.resolve import ToolMissing
+
+_HERE = Path(__file__).parent
+_numbers = count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker(pytest.mark.oracle)
+            # The first use of a client downloads and builds it.
+            item.add_marker(pytest.mark.timeout(900))
+
+
+def _unavailable(error: ToolMissing) -> None:
+    if os.environ.get("CI") == "true":
+        pytest.fail(str(error), pytrace=False)
+    pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def start_cluster() -> Callable[[Path], Cluster]:
+    """Starts a cluster of the chosen kind with its files in a folder."""
+
+    def start(folder: Path) -> Cluster:
+        target = os.environ.get("ORACLE_TARGET", "cosmodrome")
+        server: CosmoNode | JavaCluster
+        if target == "cosmodrome":
+            server = CosmoNode(folder / "data")
+        elif target == "java":
+            try:
+                server = JavaCluster(folder, free_port(), free_port(-2, 1))
+            except ToolMissing as error:
+                _unavailable(error)
+                raise
+        else:
+            pytest.fail(f"ORACLE_TARGET={target!r} is neither cosmodrome nor java", pytrace=False)
+        server.start()
+        return Cluster(server)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    start_cluster: Callable[[Path], Cluster], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    cluster = start_cluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.server.stop()
+
+
+@pytest.fixture
+def ready() -> Callable[[Client], Client]:
+    """Makes sure a client can be run, or skips."""
+
+    def check(client: Client) -> Client:
+        try:
+            client.command()
+        except ToolMissing as error:
+            _unavailable(error)
+        return client
+
+    return check
+
+
+@pytest.fixture
+def java(ready: Callable[[Client], Client]) -> Client:
+    return ready(JAVA)
+
+
+@pytest.fixture
+def name() -> str:
+    """A fresh name for topics and groups."""
+    return f"o{os.getpid()}_{next(_numbers)}"
+
+
+@pytest.fixture
+def topic(cluster: Cluster, name: str) -> str:
+    """A fresh topic with four queues."""
+    create_topic(cluster.namesrv_port, cluster.broker_port, f"T_{name}", 4)
+    return f"T_{name}"
+
+
+@pytest.fixture
+def group(name: str) -> str:
+    return f"g_{name}"
