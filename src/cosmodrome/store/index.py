@@ -241,27 +241,38 @@ class Index:
                 )
         self._resume_at = self.last_offset + 1
 
-    def keep_synced(self, index_ms: int, limit: int) -> int:
-        """After an abnormal stop: drop files that may be damaged or lead past `limit`.
+    def keep_synced(self, synced_ms: int) -> int:
+        """After an abnormal stop: keep only files whose entries are all older than `synced_ms`.
 
         Returns the log offset from which the index has to be built again, which may repeat
         the last record of the last file kept: its further keys may be in a dropped one.
         """
         keep = 0
         for file in self._list:
-            synced = file.end_ms < index_ms or (file.end_ms == index_ms and file.full)
-            if not synced or file.end_offset >= limit:
+            if file.end_ms > synced_ms or (file.end_ms == synced_ms and not file.full):
                 break
             keep += 1
-        for file in self._list[keep:]:
-            self._files.forget(file.path)
-            if not self._read_only:
-                self._disk.remove(file.path)
-        del self._list[keep:]
+        self._drop_from(keep)
         self._resume_at = max(0, self.last_offset)
         return self._resume_at
 
+    def cut(self, log_end: int) -> None:
+        """The log ends before some records the index knows; others will take their place."""
+        if self.last_offset >= log_end:
+            keep = sum(1 for file in self._list if file.end_offset < log_end)
+            _log.warning("index_beyond_log end=%d kept=%d of=%d", log_end, keep, len(self._list))
+            self._drop_from(keep)
+            self._resume_at = log_end
+
     # --- inside ------------------------------------------------------------------------------
+    def _drop_from(self, keep: int) -> None:
+        for file in self._list[keep:]:
+            self._files.forget(file.path)
+            self.unsynced.discard(file.path)
+            if not self._read_only:
+                self._disk.remove(file.path)
+        del self._list[keep:]
+
     def _geometry(self, size: int) -> tuple[int, int] | None:
         """Slots and entries of a file: the configured slots, and entries to fill its size."""
         entries_bytes = size - _HEADER_BYTES - self._slots * _SLOT_BYTES

@@ -163,6 +163,7 @@ class Queues:
         self._dropped: list[Queue] = []
         self.tail_bytes = 0
         self.unsynced: set[str] = set()
+        self.damaged = False  # files were unusable: entries of any age may be missing
 
     def __iter__(self) -> Iterator[Queue]:
         return iter(list(self._queues.values()))
@@ -361,6 +362,7 @@ class Queues:
             good += 1
         for base in bases[good:]:
             _log.error("queue_file_unusable directory=%s base=%d", queue.directory, base)
+            self.damaged = True
             self._discard_file(queue, base)
         if not good:
             self.drop(queue)

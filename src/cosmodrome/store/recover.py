@@ -71,16 +71,18 @@ class Recovery:
             for queue in self._queues:
                 self._queues.drop(queue)
             if self._index is not None:
-                self._index.keep_synced(0, 0)
+                self._index.keep_synced(-1)
             return Recovered(0, 0, 0)
         self._log.min_offset = bases[0]
-        start = self._clean_start(bases) if clean else None
+        start = self._clean_start(bases) if clean and not self._queues.damaged else None
         orderly = start is not None
         if start is None:
             start = self._abnormal_start(bases)
         _log.info("recovery_begins clean=%s from=%d", orderly, start)
         end, why = await self._walk(start, bases)
         self._refuse_damage(end, bases)
+        if self._index is not None:
+            self._index.cut(end)
         if not self._read_only:
             await self._cut(end, bases, sweep=not orderly or why == speed.WALK_CORRUPT)
             walked = range(self._log.base_of(start), end, self._log.segment_bytes)
@@ -170,6 +172,8 @@ class Recovery:
     def _abnormal_start(self, bases: list[int]) -> int:
         start = bases[0]
         for base in reversed(bases):
+            if self._queues.damaged:
+                break  # the checkpoint cannot know of it: everything is built again
             first_ms = self._first_record_ms(base)
             if first_ms and first_ms <= self._checkpoint.safe_ms:
                 start = base
@@ -177,8 +181,9 @@ class Recovery:
         for queue in self._queues:
             self._queues.truncate(queue, start)
         if self._index is not None:
-            resume = self._index.keep_synced(self._checkpoint.index_ms, start)
-            # From the file's start: the index may name a place in a file it does not cover.
+            resume = self._index.keep_synced(
+                min(self._checkpoint.log_ms, self._checkpoint.index_ms)
+            )
             start = max(bases[0], min(start, self._log.base_of(resume)))
         return start
 

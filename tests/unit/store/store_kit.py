@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import errno
 import random
@@ -52,6 +53,14 @@ async def put(store: Store, *messages: Draft, wait: bool = True) -> list[int]:
     stored = [store.append(message) for message in messages]
     await store.settle(stored[-1].end, wait=wait)
     return [item.queue_offset for item in stored]
+
+
+async def eventually(check: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if check():
+            return
+        await asyncio.sleep(0.0025)
+    raise AssertionError("it did not happen within five seconds")
 
 
 def records(store: Store, topic: str = "T", queue_id: int = 0) -> list[Record]:
@@ -150,8 +159,6 @@ class GatedOffload:
         return self._later(work)
 
     async def _later(self, work: Callable[[], T]) -> T:
-        import asyncio
-
         gate = asyncio.Event()
         self.held.append(gate.set)
         await gate.wait()

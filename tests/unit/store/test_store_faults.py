@@ -6,19 +6,20 @@ import asyncio
 from pathlib import Path
 
 import pytest
-
-from cosmodrome.errors import StoreUnwritable
-from cosmodrome.store.store import PutStatus, Store
 from tests.unit.store.store_kit import (
     Faults,
     GatedOffload,
     bodies,
     draft,
+    eventually,
     faulty_env,
     put,
     records,
     small,
 )
+
+from cosmodrome.errors import StoreUnwritable
+from cosmodrome.store.store import PutStatus, Store
 
 
 async def reopened(store: Store, root: Path) -> Store:
@@ -138,9 +139,7 @@ async def test_a_failed_background_sync_is_final_too(tmp_path: Path) -> None:
     await store.start()
     faults.sync = "commitlog"
     await put(store, draft(b"in the kernel"))
-    async with asyncio.timeout(5):
-        while store.why_unwritable is None:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: store.why_unwritable is not None)
     await store.stop()
     assert (tmp_path / "abort").exists()
 
@@ -151,9 +150,7 @@ async def test_queue_files_that_fail_are_written_later(tmp_path: Path) -> None:
     store = Store(options, faulty_env(faults))
     await store.start()
     await put(store, *(draft(b"%d" % at, keys=f"k{at}") for at in range(12)))
-    async with asyncio.timeout(5):
-        while not any("write 000" in line for line in faults.log):
-            await asyncio.sleep(0.005)
+    await eventually(lambda: any("write 000" in line for line in faults.log))
     assert bodies(store) == [b"%d" % at for at in range(12)]
     faults.write = None
     await store.stop()
@@ -194,9 +191,7 @@ async def test_a_slow_sync_is_answered_in_time(tmp_path: Path) -> None:
     assert await store.settle(slow.end) is PutStatus.FLUSH_DISK_TIMEOUT
     assert store.bounds("T", 0) == (0, 0)
     env.offload.open()
-    async with asyncio.timeout(5):
-        while store.bounds("T", 0) != (0, 1):
-            await asyncio.sleep(0.002)
+    await eventually(lambda: store.bounds("T", 0) == (0, 1))
     assert await store.settle(slow.end) is PutStatus.OK
     await store.stop()
 
