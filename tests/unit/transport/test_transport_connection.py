@@ -277,3 +277,20 @@ async def test_a_quiet_stretch_does_not_count_against_a_fresh_write() -> None:
     assert not connection.closed
     await asyncio.sleep(0.25)
     assert transport.ended == "abort"
+
+
+async def test_one_read_full_of_requests_is_served_within_the_limit() -> None:
+    transport = RecordingTransport()
+    offsets = Offsets()
+    connection, _ = connected(offsets, transport, Limits(in_flight_max=8))
+    asks = [frame(31, i, {"topic": "T", "queueId": str(i)}) for i in range(30)]
+    feed(connection, b"".join(asks))
+    await turns()
+    assert (offsets.running, connection.in_flight) == (8, 8)
+    assert not transport.reading
+    for i in range(30):
+        offsets.gate(i).set_result(None)  # type: ignore[arg-type]
+    await turns(40)
+    assert offsets.running_peak == 8
+    assert sorted(opaques(b"".join(transport.writes))) == list(range(30))
+    assert transport.reading
