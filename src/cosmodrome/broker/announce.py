@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 PERIOD_MS_MIN = 10_000
 PERIOD_MS_MAX = 60_000
 RETRY_SECONDS_FIRST = 1.0
+WATCH_SECONDS = 1.0
 ANNOUNCED_WAIT_SECONDS = 2.0
 UNREGISTER_TIMEOUT_MS = 2000
 DEFAULT_PORT_HINT = 9876
@@ -224,9 +225,22 @@ class _Peer:
             else:
                 wait_s = min(retry_s, self._period_s)
                 retry_s = min(retry_s * 2, self._period_s)
+            await self._pause(wait_s)
+
+    async def _pause(self, seconds: float) -> None:
+        """Until something changes: the topics, the connection, or the time is over."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while (left := deadline - loop.time()) > 0:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout(min(left, WATCH_SECONDS)):
                     await self._wake.wait()
+                    return
+            if self.registered and not self._channel.connected:
+                # The name server has dropped this broker; it may be back before the period ends.
+                log.warning("name_server_lost name_server=%s; registering again", self.name)
+                self.registered = False
+                return
 
     async def _attempt(self, news: set[str] | None) -> bool:
         if not self._channel.connected:
@@ -236,26 +250,27 @@ class _Peer:
                 return True
             await self._register(news if self._whole_sent and news else None)
         except CosmodromeError as error:
-            if self.registered or not self.why:
+            if not self.why:
                 log.warning(
                     "register_failed name_server=%s error=%s; trying again", self.name, error
                 )
-            self.registered = False
-            self._whole_sent = False
-            self.why = str(error)
-            return False
+            return self._failed(str(error))
         except Exception as error:
             # A reply that cannot be understood must not end the task: clients would lose us.
             log.exception("register_failed name_server=%s", self.name)
-            self.registered = False
-            self._whole_sent = False
-            self.why = repr(error)
-            return False
+            return self._failed(repr(error))
         if not self.registered:
             log.info("registered name_server=%s address=%s", self.name, self._identity.address)
         self.registered = True
         self.why = ""
         return True
+
+    def _failed(self, why: str) -> bool:
+        # While the connection stays open the name server keeps what it was told before.
+        self.registered = self.registered and self._channel.connected
+        self._whole_sent = False
+        self.why = why
+        return False
 
     async def _is_known(self) -> bool:
         """With forceRegister off: ask whether the table has to be sent at all."""

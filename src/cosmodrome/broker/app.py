@@ -55,7 +55,7 @@ _NOT_ALLOWED = re.compile(r"[^%|a-zA-Z0-9_-]")
 
 
 class Place:
-    """Where clients reach this broker; known once the sockets are open."""
+    """Where clients reach this broker; known once its ports are chosen."""
 
     def __init__(self, options: BrokerOptions) -> None:
         self._options = options
@@ -165,7 +165,7 @@ class Broker:
         stopping.push_async_callback(self._server.stop)
         # Parked pulls end first, or they would hold up the answers in flight.
         stopping.push_async_callback(self._waiters.stop)
-        await self._place.settle(await self._listen())
+        await self._listen()
         stopping.push_async_callback(self._announce.stop)
         await self._announce.start(
             Identity(
@@ -177,11 +177,13 @@ class Broker:
             )
         )
 
-    async def _listen(self) -> int:
+    async def _listen(self) -> None:
         host = self._options.bind_address
         port = self._options.listen_port or free_base_port(host)
+        # First of all: the first request may be a send, whose message id holds the address.
+        await self._place.settle(port)
         await self._server.listen(host, port + VIP_OFFSET)
-        return await self._server.listen(host, port)
+        await self._server.listen(host, port)
 
 
 def build_broker(
