@@ -1,0 +1,313 @@
+"""Figures and statistics for operators, and the settings text."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosmodrome.broker import admin as module
+from cosmodrome.broker.admin import Admin
+from cosmodrome.broker.settings import Settings
+from cosmodrome.env.base import DiskUsage, Env
+from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
+from cosmodrome.env.real import real_env
+from cosmodrome.errors import Code, Refused
+from cosmodrome.store.store import StoreFacts
+from cosmodrome.wire import bodies, properties_text
+from cosmodrome.wire.bodies import (
+    ConsumeStats,
+    GroupList,
+    KVTable,
+    MessageQueue,
+    OffsetWrapper,
+    TopicConfig,
+    TopicOffset,
+    TopicStatsTable,
+)
+from cosmodrome.wire.commands.broker import GetBrokerConfig, GetBrokerRuntimeInfo
+from cosmodrome.wire.commands.group import GetConsumeStats
+from cosmodrome.wire.commands.topic import GetTopicStatsInfo, QueryTopicConsumeByWho
+from cosmodrome.wire.frame import Frame
+from cosmodrome.wire.table import Call
+
+WIRE = Path(__file__).parents[3] / "../shared/golden/wire/json"
+CALL = Call(Frame(code=0, opaque=0), None)  # type: ignore[arg-type]
+USAGE = DiskUsage(used_bytes=31 << 30, free_bytes=69 << 30)
+
+FACTS = StoreFacts(
+    min_offset=100,
+    max_offset=5000,
+    written_offset=7048,
+    flushed_offset=5000,
+    dispatch_behind_bytes=48,
+    disk_ratio=0.31,
+    earliest_ms=77,
+    put_count=10,
+    put_bytes=2500,
+    put_failed_count=2,
+    queue_count=3,
+    unwritable=None,
+)
+
+
+class World:
+    """Everything the service asks, as the test sets it."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.stored = FACTS
+        self.now = 1_700_000_000_000
+        self.messages_total = self.found_total = self.missed_total = 0
+        self.queues: dict[tuple[str, int], tuple[int, int]] = {}
+        self.committed: dict[tuple[str, str, int], int] = {}
+        self.subscriptions: dict[str, set[str]] = {}
+        self.topics: dict[str, TopicConfig] = {}
+        real = real_env()
+        env = Env(clock=self, disk=self, random=real.random, offload=real.offload)  # type: ignore[arg-type]
+        options = BrokerOptions(broker_name="b", **settings)
+        self.admin = Admin(
+            options,
+            "/data/log",
+            env,
+            self,
+            self,
+            self,
+            self,
+            self,  # type: ignore[arg-type]
+        )
+
+    def now_ms(self) -> int:
+        return self.now
+
+    def usage(self, path: str) -> DiskUsage:
+        assert path == "/data/log"
+        return USAGE
+
+    def facts(self) -> StoreFacts:
+        return self.stored
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        return self.queues.get((topic, queue_id), (0, 0))
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        first, end = self.bounds(topic, queue_id)
+        return 1000 + offset if first <= offset < end else -1
+
+    def get(self, name: str) -> TopicConfig | None:
+        return self.topics.get(name)
+
+    def query(self, group: str, topic: str, queue_id: int) -> int:
+        return self.committed.get((group, topic, queue_id), -1)
+
+    def topics_of(self, group: str) -> set[str]:
+        return {topic for owner, topic, _ in self.committed if owner == group}
+
+    def groups_of(self, topic: str) -> set[str]:
+        return {group for group, name, _ in self.committed if name == topic}
+
+    def subscribed(self, group: str) -> set[str]:
+        return self.subscriptions.get(group, set())
+
+    def consumer_groups_of(self, topic: str) -> set[str]:
+        return {group for group, topics in self.subscriptions.items() if topic in topics}
+
+
+def topic(name: str, read: int, write: int) -> TopicConfig:
+    return TopicConfig(topic_name=name, read_queue_nums=read, write_queue_nums=write)
+
+
+def queue(name: str, queue_id: int) -> MessageQueue:
+    return MessageQueue(broker_name="b", queue_id=queue_id, topic=name)
+
+
+# --- queues and progress ----------------------------------------------------------------------
+
+
+def test_topic_stats_have_a_row_per_write_queue() -> None:
+    world = World()
+    world.topics["T"] = topic("T", 1, 3)
+    world.queues = {("T", 0): (5, 9), ("T", 1): (4, 4)}
+    reply = world.admin.get_topic_stats(GetTopicStatsInfo(topic="T"), CALL)
+    assert bodies.decode(TopicStatsTable, reply.body).offset_table == {
+        queue("T", 0): TopicOffset(min_offset=5, max_offset=9, last_update_timestamp=1008),
+        queue("T", 1): TopicOffset(min_offset=4, max_offset=4, last_update_timestamp=0),
+        queue("T", 2): TopicOffset(min_offset=0, max_offset=0, last_update_timestamp=0),
+    }
+    assert reply.body.startswith(b'{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:{')
+
+
+def test_topic_stats_of_unknown_topics() -> None:
+    with pytest.raises(Refused) as refused:
+        World().admin.get_topic_stats(GetTopicStatsInfo(topic="T"), CALL)
+    assert refused.value.code == Code.TOPIC_NOT_EXIST
+    with pytest.raises(Refused) as refused:
+        World().admin.get_topic_stats(GetTopicStatsInfo(topic="../T"), CALL)
+    assert refused.value.code == Code.SYSTEM_ERROR
+
+
+def stats(world: World, **ask: Any) -> dict[MessageQueue, OffsetWrapper]:
+    reply = world.admin.get_consume_stats(GetConsumeStats(consumer_group="g", **ask), CALL)
+    return bodies.decode(ConsumeStats, reply.body).offset_table
+
+
+def test_consume_stats_cover_what_the_group_committed() -> None:
+    world = World()
+    world.topics = {"T": topic("T", 2, 4), "U": topic("U", 1, 1)}
+    world.queues = {("T", 0): (0, 9), ("T", 1): (0, 4)}
+    world.committed = {("g", "T", 0): 7, ("g", "Gone", 0): 1, ("h", "U", 0): 1}
+    assert stats(world) == {
+        queue("T", 0): OffsetWrapper(broker_offset=9, consumer_offset=7, last_timestamp=1006),
+        queue("T", 1): OffsetWrapper(broker_offset=4, consumer_offset=0, last_timestamp=0),
+    }
+    assert set(stats(world, topic="U")) == {queue("U", 0)}
+    assert stats(world, topic="Unknown") == {}
+
+
+def test_an_online_group_shows_only_what_it_subscribes_to() -> None:
+    world = World()
+    world.topics = {"T": topic("T", 1, 1), "U": topic("U", 1, 1)}
+    world.committed = {("g", "T", 0): 1, ("g", "U", 0): 1}
+    world.subscriptions = {"g": {"U"}}
+    assert set(stats(world)) == {queue("U", 0)}
+
+
+def test_who_consumes() -> None:
+    world = World()
+    world.committed = {("offline", "T", 0): 1, ("other", "U", 0): 1}
+    world.subscriptions = {"online": {"T"}}
+    reply = world.admin.query_who(QueryTopicConsumeByWho(topic="T"), CALL)
+    assert bodies.decode(GroupList, reply.body).group_list == ["offline", "online"]
+
+
+# --- figures ----------------------------------------------------------------------------------
+
+
+async def figures(world: World) -> dict[str, str]:
+    reply = await world.admin.get_runtime_info(GetBrokerRuntimeInfo(), CALL)
+    return bodies.decode(KVTable, reply.body).table
+
+
+async def test_figures() -> None:
+    world = World(start_accept_send_request_time_stamp=12)
+    await world.admin.start()
+    await world.admin.start()
+    world.now += 90_061_000
+    world.messages_total = 4
+    shown = await figures(world)
+    await world.admin.stop()
+    await world.admin.stop()
+    expected = {
+        "bootTimestamp": "1700000000000",
+        "runtime": "[ 1 days, 1 hours, 1 minutes, 1 seconds ]",
+        "putMessageTimesTotal": "10",
+        "putMessageSizeTotal": "2500",
+        "putMessageFailedTimes": "2",
+        "putMessageAverageSize": "250.0",
+        "commitLogMinOffset": "100",
+        "commitLogMaxOffset": "5000",
+        "dispatchBehindBytes": "48",
+        "earliestMessageTimeStamp": "77",
+        "remainHowManyDataToFlush": "2.0 KiB",
+        "commitLogDirCapacity": "Total : 100.0 GiB, Free : 69.0 GiB.",
+        "commitLogDiskRatio": "0.31",
+        "commitLogDiskRatio_/data/log": "0.31",
+        "consumeQueueDiskRatio": "0.31",
+        "msgPutTotalTodayNow": "10",
+        "msgGetTotalTodayNow": "4",
+        "startAcceptSendRequestTimeStamp": "12",
+        "brokerVersionDesc": "V4_9_8",
+        "brokerVersion": "409",
+        "sendThreadPoolQueueCapacity": "10000",
+        "remainTransientStoreBufferNumbs": "2147483647",
+    }
+    assert {name: shown.get(name) for name in expected} == expected
+
+
+@pytest.mark.skipif(not WIRE.is_dir(), reason="golden data is not beside the repository")
+async def test_no_figure_of_upstream_is_missing() -> None:
+    for line in (WIRE / "broker_runtime_info.jsonl").read_text().splitlines():
+        frame = json.loads(line)
+        if frame.get("request_code") == 28:
+            upstream = json.loads(frame["body_text"])["table"]
+    shown = await figures(World())
+    missing = {
+        name
+        for name in upstream
+        if name not in shown and not name.startswith(("scheduleMessage", "commitLogDiskRatio_"))
+    }
+    assert missing == set()
+
+
+async def test_rates_over_three_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    now = [0.0]
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+    for second in range(700):
+        now[0] = float(second)
+        fast = max(0, second - 689) * 10  # the last ten seconds are busier
+        world.stored = dataclasses.replace(FACTS, put_count=second + fast)
+        world.found_total = second
+        world.missed_total = second
+        world.messages_total = second * 3
+        world.admin.sample()
+    monkeypatch.undo()
+    shown = world.admin.runtime_info(USAGE)
+    assert [float(part) for part in shown["putTps"].split(" ")] == pytest.approx(
+        [11.0, 1 + 100 / 60, 1 + 100 / 600]
+    )
+    assert shown["getFoundTps"] == "1.0 1.0 1.0"
+    assert shown["getMissTps"] == "1.0 1.0 1.0"
+    assert shown["getTotalTps"] == "2.0 2.0 2.0"
+    assert shown["getTransferedTps"] == "3.0 3.0 3.0"
+    assert len(world.admin._samples) == 601
+
+
+async def test_rates_before_the_first_second() -> None:
+    world = World()
+    assert world.admin.runtime_info(USAGE)["putTps"] == "0.0 0.0 0.0"
+    world.admin.sample()
+    assert world.admin.runtime_info(USAGE)["putTps"] == "0.0 0.0 0.0"
+
+
+async def test_totals_shift_at_midnight() -> None:
+    world = World()
+    world.admin.sample()
+    for total in (30, 50):
+        world.now += 24 * 3600 * 1000
+        world.stored = dataclasses.replace(FACTS, put_count=total)
+        world.messages_total = total + 1
+        world.admin.sample()
+    shown = world.admin.runtime_info(USAGE)
+    assert [
+        shown[f"msg{kind}Total{when}"]
+        for kind in ("Put", "Get")
+        for when in ("YesterdayMorning", "TodayMorning", "TodayNow")
+    ] == ["30", "50", "50", "31", "51", "51"]
+
+
+async def test_samples_are_taken_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.001)
+    world = World()
+    await world.admin.start()
+    await asyncio.sleep(0.05)
+    await world.admin.stop()
+    assert len(world.admin._samples) > 2
+
+
+# --- settings ---------------------------------------------------------------------------------
+
+
+def test_settings_are_properties_text() -> None:
+    groups = (BrokerOptions(broker_name="b"), StoreOptions(), SocketOptions())
+    settings = Settings(groups, real_env().clock)
+    reply = settings.get_broker_config(GetBrokerConfig(), CALL)
+    shown = properties_text.loads(reply.body)
+    assert shown["brokerName"] == "b"
+    assert shown["autoCreateTopicEnable"] == "true"
+    assert shown["mappedFileSizeCommitLog"] == str(1 << 30)
+    assert "brokerIP1" in shown and "serverSocketBacklog" in shown
+    assert set(json.loads(reply.version)) == {"counter", "timestamp"}
