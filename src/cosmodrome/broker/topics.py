@@ -182,7 +182,6 @@ class Topics:
         """Remove the topic; its queues and offsets follow through `deleted`."""
         if not self._table.remove(name):
             return False
-        log.info("topic_deleted topic=%s", name)
         self.deleted.fire(name)
         self.changed.fire(())
         return True

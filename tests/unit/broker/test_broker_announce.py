@@ -212,7 +212,7 @@ async def test_a_lost_connection_is_noticed_before_the_period_ends(
     await one.reached(1)
     one.up = one.connected = False
     async with asyncio.timeout(2):
-        while world.announce.registered:  # noqa: ASYNC110
+        while world.announce.registered:
             await asyncio.sleep(0.005)
     assert not world.announce.ready()[0]
     await world.stop()

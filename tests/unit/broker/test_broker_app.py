@@ -141,7 +141,7 @@ def create(topic: str, queues: int = 2) -> commands.UpdateAndCreateTopic:
 
 async def until(done: Any) -> None:
     async with asyncio.timeout(5):
-        while not done():  # noqa: ASYNC110  (what is waited for is in another process's terms)
+        while not done():
             await asyncio.sleep(0.01)
 
 
@@ -413,6 +413,36 @@ async def test_readiness_follows_registration(tmp_path: Path) -> None:
         await until(lambda: broker.ready()[0])
         assert (await route(late, "TBW102")) is not None
         await late.stop()
+
+
+async def test_a_restarted_name_server_gets_the_routes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cosmodrome.broker.announce.WATCH_SECONDS", 0.02)
+    monkeypatch.setattr("cosmodrome.broker.announce.RETRY_SECONDS_FIRST", 0.05)
+    first = build_nameserver(NameServerOptions(listen_port=0), SocketOptions(), real_env())
+    await first.start()
+    async with running(tmp_path, namesrv_addr=first.address) as broker:
+        await until(lambda: broker.ready()[0])
+        await first.stop()
+        await until(lambda: not broker.ready()[0])
+        second = build_nameserver(
+            NameServerOptions(listen_port=first.port), SocketOptions(), real_env()
+        )
+        await second.start()
+        await until(lambda: broker.ready()[0])
+        assert await route(second, "TBW102") is not None
+        await second.stop()
+
+
+async def test_a_broker_that_cannot_store_is_alive_but_not_ready(
+    broker: Broker, channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        type(broker._store), "why_unwritable", property(lambda self: "the disk is full")
+    )
+    assert broker.ready() == (False, "sends are refused: the disk is full")
+    assert broker.alive()
 
 
 # --- settings ---------------------------------------------------------------------------------
