@@ -156,11 +156,11 @@ class GatedOffload:
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
         if not self.holding:
             return self._threads(work)
-        return self._later(work)
-
-    async def _later(self, work: Callable[[], T]) -> T:
         gate = asyncio.Event()
         self.held.append(gate.set)
+        return self._later(work, gate)
+
+    async def _later(self, work: Callable[[], T], gate: asyncio.Event) -> T:
         await gate.wait()
         return await self._threads(work)
 

@@ -1,0 +1,156 @@
+"""Index files: upstream's numbers, chains, full files, names."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from tests.unit.store.store_kit import ALWAYS_MS, HandClock
+
+from cosmodrome.env.real import RealDisk
+from cosmodrome.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
+from cosmodrome.store.index import Index, key_hash
+from cosmodrome.store.segment import OpenFiles, write_files
+
+
+def made(root: Path, slots: int = 3, entries_max: int = 5, clock: HandClock | None = None) -> Index:
+    disk = RealDisk()
+    return Index(
+        *(str(root), slots, entries_max, disk, clock or HandClock(), OpenFiles(disk, 2)),
+        read_only=False,
+    )
+
+
+def written(index: Index) -> None:
+    batch = index.pending()
+    assert index.written(batch, write_files(RealDisk(), [item[1] for item in batch])) is None
+
+
+def find(index: Index, key: str, count: int = 64) -> list[int]:
+    return index.find("T", key, count, 0, ALWAYS_MS)
+
+
+def test_hashes_of_upstream() -> None:
+    assert key_hash("TopicA", "k0") == 1903240650
+    assert key_hash("Topic", "AaBB") == key_hash("Topic", "BBAa") == 1102261108
+
+
+def test_the_smallest_hash_counts_as_zero(monkeypatch: object) -> None:
+    from cosmodrome.store import index as module
+
+    original = module.speed.java_hash
+    try:
+        module.speed.java_hash = lambda text: -(1 << 31)  # type: ignore[assignment]
+        assert key_hash("a", "b") == 0
+    finally:
+        module.speed.java_hash = original
+
+
+def test_bytes_of_a_file(tmp_path: Path) -> None:
+    index = made(tmp_path)
+    index.put("T", ["a", "b"], 100, 5000)
+    index.put("T", ["a"], 300, 7999)
+    written(index)
+    (path,) = tmp_path.iterdir()
+    data = path.read_bytes()
+    assert len(data) == 40 + 3 * 4 + 5 * 20
+    a, b = key_hash("T", "a"), key_hash("T", "b")
+    used = len({a % 3, b % 3})
+    assert INDEX_HEADER.unpack_from(data) == (5000, 7999, 100, 300, used, 4)
+    assert INDEX_SLOT.unpack_from(data, 40 + (a % 3) * 4) == (3,)
+    entries = list(INDEX_ENTRY.iter_unpack(data[52:]))
+    assert entries[0] == (0, 0, 0, 0)
+    assert entries[1][:3] == (a, 100, 0) and entries[3][:3] == (a, 300, 2)
+    assert entries[3][3] == (2 if b % 3 == a % 3 else 1)
+
+
+def test_full_files_are_followed_by_new_ones(tmp_path: Path) -> None:
+    clock = HandClock(1_700_000_000_123)
+    index = made(tmp_path, clock=clock)
+    for at in range(10):
+        index.put("T", [f"k{at}", "all"], at * 100, 1000 + at)
+    written(index)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 5
+    assert len(set(names)) == 5 and all(len(name) == 17 for name in names)
+    assert names[0].endswith("123")
+    for source in (index, made(tmp_path)):
+        if source is not index:
+            source.load()
+        assert find(source, "all") == [at * 100 for at in range(10)]
+        assert find(source, "all", 2) == [800, 900]
+        assert all(find(source, f"k{at}") == [at * 100] for at in range(10))
+
+
+def test_names_ascend_when_the_clock_goes_back(tmp_path: Path) -> None:
+    clock = HandClock()
+    index = made(tmp_path, clock=clock)
+    for at in range(3):
+        index.put("T", ["a", "b", "c", "d"], at, 1)
+        clock.at_ms -= 1_000_000
+    paths = [file.path for file in index._list]
+    assert paths == sorted(set(paths)) and len(paths) == 3
+
+
+def test_memory_and_file_are_read_as_one(tmp_path: Path) -> None:
+    index = made(tmp_path, entries_max=50)
+    index.put("T", ["a"], 1, 1000)
+    written(index)
+    index.put("T", ["a"], 2, 1000)
+    assert find(index, "a") == [1, 2]
+    batch = index.pending()
+    index.put("T", ["a"], 3, 1000)  # while the batch is on its way
+    index.written(batch, write_files(RealDisk(), [item[1] for item in batch]))
+    assert find(index, "a") == [1, 2, 3]
+    assert index.memory_bytes == 20
+    failed = index.pending()
+    full = OSError(errno.ENOSPC, "full")
+    assert index.written(failed, [full]) is full
+    assert find(index, "a") == [1, 2, 3]
+    written(index)
+    again = made(tmp_path, entries_max=50)
+    again.load()
+    assert find(again, "a") == [1, 2, 3]
+    assert again.last_offset == 3
+
+
+def test_a_file_of_another_shape_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / "20240101000000000").write_bytes(bytes(61))
+    (tmp_path / "notes").write_bytes(b"")
+    index = made(tmp_path)
+    index.load()
+    assert index.last_offset == -1
+    index.put("T", ["a"], 9, 1)
+    assert find(index, "a") == [9]
+
+
+def test_a_damaged_chain_ends(tmp_path: Path) -> None:
+    index = made(tmp_path, slots=1, entries_max=9)
+    for at in range(1, 5):
+        index.put("T", ["a"], at, 1000)
+    written(index)
+    (path,) = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    at = 44 + 3 * 20
+    hashed, log_offset, seconds, _ = INDEX_ENTRY.unpack_from(data, at)
+    data[at : at + 20] = INDEX_ENTRY.pack(hashed, log_offset, seconds, 4)  # forward: a circle
+    path.write_bytes(data)
+    again = made(tmp_path, slots=1, entries_max=9)
+    again.load()
+    assert find(again, "a") == [3, 4]
+
+
+def test_only_synced_files_are_kept(tmp_path: Path) -> None:
+    index = made(tmp_path)
+    for at in range(6):
+        index.put("T", ["a", "b"], at * 10, 1000 * at)
+    written(index)
+    for synced_ms, resume in ((-1, 0), (1000, 10), (3000, 30), (9000, 50)):
+        again = made(tmp_path)
+        again._read_only = True
+        again.load()
+        assert again.keep_synced(synced_ms) == resume
+    index.cut(25)
+    assert index.last_offset == 10
+    index.put("T", ["new"], 25, 6000)
+    assert find(index, "new") == [25]
