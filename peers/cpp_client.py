@@ -2,7 +2,7 @@
 
 The interface shared by all drivers is in clients.py.
 
-    send    NAMESRV TOPIC GROUP sync|oneway|orderly                  messages on standard input
+    send    NAMESRV TOPIC GROUP sync|async|oneway|orderly            messages on standard input
     consume NAMESRV TOPIC GROUP EXPRESSION push|orderly PROPERTIES   until end of input
 
 The wheel's binding hands out a body as a C string, so a body must not hold a zero byte, and
@@ -60,6 +60,18 @@ def sent(index: int, result: Any) -> None:
     )
 
 
+def callbacks(index: int, answered: threading.Semaphore) -> tuple[Any, Any]:
+    def success(result: Any) -> None:
+        sent(index, result)
+        answered.release()
+
+    def failure(error: Exception) -> None:
+        write({"event": "failed", "index": index, "error": str(error)})
+        answered.release()
+
+    return success, failure
+
+
 def send(namesrv: str, topic: str, group: str, mode: str) -> None:
     asked = [json.loads(line) for line in sys.stdin]
     producer = Producer(group, timeout=10_000)
@@ -67,16 +79,22 @@ def send(namesrv: str, topic: str, group: str, mode: str) -> None:
     dll.SetProducerLogLevel(producer._handle, _CLogLevel.WARN)
     producer.start()
     messages = [message(topic, one) for one in asked]
+    answered = threading.Semaphore(0)
     for index, one in enumerate(messages):
         if mode == "sync":
             sent(index, producer.send_sync(one))
         elif mode == "orderly":
             sent(index, producer.send_orderly(one, asked[index]["shard"]))
+        elif mode == "async":
+            producer.send_async(one, *callbacks(index, answered))
         elif mode == "oneway":
             producer.send_oneway(one)
             write({"event": "sent", "index": index})
         else:
             raise SystemExit(f"unknown mode {mode}")
+    if mode == "async":
+        for _ in messages:
+            answered.acquire()
     if mode == "oneway":
         time.sleep(0.5)  # The library drops what it has not written when it is shut down.
     producer.shutdown()
