@@ -173,7 +173,7 @@ class Consume:
             raise Refused(
                 Code.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"Consumer group {ask.consumer_group} does not exist on this broker; create it"
-                " first, for example with `cosmo admin updateSubGroup`.",
+                " first, for example with `mqadmin updateSubGroup`.",
             )
         if not group.consume_enable:
             raise Refused(

@@ -302,7 +302,7 @@ class Produce:
             raise Refused(
                 Code.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"Consumer group {group} does not exist on this broker; create it first, for"
-                " example with `cosmo admin updateSubGroup`.",
+                " example with `mqadmin updateSubGroup`.",
             )
         limit = config.retry_max_times
         own_limit = ask.max_reconsume_times

@@ -135,7 +135,7 @@ class Topics:
             raise Refused(
                 Code.TOPIC_NOT_EXIST,
                 f"Topic {topic} does not exist and is not created on the fly: {why}."
-                " Create it first, for example with `cosmo admin updateTopic`.",
+                " Create it first, for example with `mqadmin updateTopic`.",
             )
         config = TopicConfig(
             topic_name=topic,

@@ -61,14 +61,14 @@ def run_up(chosen: Chosen, *, http_port: int, log_level: str) -> None:
             {"/livez": lambda: (True, "alive"), "/readyz": ready, "/startupz": startup}
         )
         async with _running(nameserver, flag="--namesrv-port"):
-            http = await _listen(health.listen(host, http_port), "--http-port", http_port)
+            http = await _listen(health.listen(host, http_port), "--http-port")
             try:
                 broker = _broker(chosen, env, namesrv=nameserver.address)
                 async with _running(broker, flag="--broker-port"):
                     started = True
                     await _until_ready(broker)
                     seconds = asyncio.get_running_loop().time() - began
-                    _say_up(chosen, nameserver, broker, f"{host}:{http}", seconds)
+                    _say_up(chosen, nameserver, broker, f"{_dialled(host)}:{http}", seconds)
                     await stop.wait()
                     log.info("stopping: draining requests and syncing the store")
             finally:
@@ -125,10 +125,10 @@ class _running:
         await self._part.stop()
 
 
-async def _listen(work: Awaitable[int], flag: str, port: int) -> int:
+async def _listen(work: Awaitable[int], flag: str) -> int:
     try:
         return await work
-    except OSError as error:
+    except (OSError, ConfigError) as error:
         raise _explained(error, flag) from None
 
 
@@ -204,6 +204,11 @@ def _broker(chosen: Chosen, env: Env, *, namesrv: str = "") -> Broker:
     return build_broker(
         options, chosen.broker.get(StoreOptions), chosen.broker.get(SocketOptions), env
     )
+
+
+def _dialled(host: str) -> str:
+    """Where to reach a server that listens on `host`, from this machine."""
+    return "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
 
 
 def _bind_address(chosen: Chosen) -> str:

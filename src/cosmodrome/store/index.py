@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import logging
 import os.path
+import sys
 import time
+from array import array
 from collections.abc import Sequence
 
 from cosmodrome import speed
 from cosmodrome.env.base import Clock, Disk
 from cosmodrome.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
-from cosmodrome.store.segment import FileWrite, OpenFiles
+from cosmodrome.store.segment import FileWrite, OpenFiles, write_files, zero_from
 
 NAME_DIGITS = 17  # yyyyMMddHHmmssSSS
 
@@ -72,6 +74,45 @@ class IndexFile:
         self._tail_at = self.count
         return self.count <= self.entries_max and 0 <= self.used_slots <= self.slots
 
+    def salvage(self, disk: Disk, synced_ms: int) -> bool:
+        """Cut back to the entries that were synced before `synced_ms`; False if there are none.
+
+        Entries never change once written, so the synced ones are whole whatever else a crash
+        left. Slots and header did change: they are made anew from the entries. Blocking.
+        """
+        slots = array("i", bytes(_SLOT_BYTES * self.slots))
+        number, end_offset, end_ms = 1, self.begin_offset, self.begin_ms
+        entries_at = _HEADER_BYTES + self.slots * _SLOT_BYTES
+        view = self._files.view(self.path)[entries_at + _ENTRY_BYTES :]
+        for hashed, log_offset, seconds, previous in INDEX_ENTRY.iter_unpack(view):
+            entry_ms = self.begin_ms + seconds * 1000
+            slot = hashed % self.slots
+            if (
+                number >= self.entries_max
+                or not (hashed or log_offset or previous)
+                or hashed < 0
+                or seconds < 0
+                or log_offset < end_offset
+                or previous != slots[slot]
+                or entry_ms + 999 >= synced_ms  # entries know their second, not their millisecond
+            ):
+                break
+            slots[slot] = number
+            number, end_offset, end_ms = number + 1, log_offset, entry_ms
+        if number == 1:
+            return False
+        self.count = self._tail_at = number
+        self.end_offset, self.end_ms = end_offset, end_ms
+        self.used_slots = self.slots - slots.count(0)
+        if sys.byteorder == "little":
+            slots.byteswap()
+        pieces = [(_HEADER_BYTES, slots.tobytes()), (0, self._header())]
+        error = write_files(disk, [FileWrite(self.path, self.size, pieces)])[0]
+        if error is not None:
+            return False
+        zero_from(disk, self.path, entries_at + number * _ENTRY_BYTES)
+        return True
+
     def put(self, hashed: int, log_offset: int, store_ms: int) -> None:
         slot = hashed % self.slots
         previous = self._slot(slot)
@@ -113,11 +154,7 @@ class IndexFile:
             (slots_at + slot * _SLOT_BYTES, INDEX_SLOT.pack(number))
             for slot, number in sorted(slots.items())
         ]
-        header = INDEX_HEADER.pack(
-            *(self.begin_ms, self.end_ms, self.begin_offset, self.end_offset),
-            *(self.used_slots, self.count),
-        )
-        pieces.append((0, header))
+        pieces.append((0, self._header()))
         return FileWrite(self.path, self.size, pieces), len(self._tail), slots
 
     def written(self, tail_bytes: int, slots: dict[int, int]) -> None:
@@ -127,6 +164,12 @@ class IndexFile:
         for slot, number in slots.items():
             if self._slots.get(slot) == number:
                 del self._slots[slot]
+
+    def _header(self) -> bytes:
+        return INDEX_HEADER.pack(
+            *(self.begin_ms, self.end_ms, self.begin_offset, self.end_offset),
+            *(self.used_slots, self.count),
+        )
 
     def _slot(self, slot: int) -> int:
         number = self._slots.get(slot)
@@ -242,7 +285,7 @@ class Index:
         self._resume_at = self.last_offset + 1
 
     def keep_synced(self, synced_ms: int) -> int:
-        """After an abnormal stop: keep only files whose entries are all older than `synced_ms`.
+        """After an abnormal stop: keep only entries older than `synced_ms`, which are synced.
 
         Returns the log offset from which the index has to be built again, which may repeat
         the last record of the last file kept: its further keys may be in a dropped one.
@@ -252,6 +295,14 @@ class Index:
             if file.end_ms > synced_ms or (file.end_ms == synced_ms and not file.full):
                 break
             keep += 1
+        if keep < len(self._list) and not self._read_only:
+            file = self._list[keep]
+            try:
+                if file.salvage(self._disk, synced_ms):
+                    self.unsynced.add(file.path)
+                    keep += 1
+            except OSError as error:
+                _log.error("index_file_not_salvaged path=%s error=%s", file.path, error)
         self._drop_from(keep)
         self._resume_at = max(0, self.last_offset)
         return self._resume_at

@@ -17,6 +17,7 @@ from cosmodrome.env.base import Disk, SegmentFile
 
 NAME_DIGITS = 20
 ZERO_PIECE_BYTES = 64 * 1024
+ZERO_RUN_BYTES = 64 * 1024 * 1024  # far longer than any message, so no data follows
 
 
 def segment_path(directory: str, offset: int) -> str:
@@ -108,10 +109,13 @@ def sync_files(disk: Disk, paths: Iterable[str]) -> None:
 def zero_from(disk: Disk, path: str, position: int) -> bool:
     """Zero a file from `position` on, leaving holes alone; True when there was anything.
 
-    Stale bytes behind the end would look like data after the next crash. Blocking.
+    Stale bytes behind the end would look like data after the next crash. The search ends after
+    a long run of zeros: reading the rest of a sparse file would fill memory with nothing.
+    Blocking.
     """
     file = disk.open_segment(path)
     found = False
+    last = position
     try:
         view = file.view
         for start in range(position, file.size, ZERO_PIECE_BYTES):
@@ -120,6 +124,9 @@ def zero_from(disk: Disk, path: str, position: int) -> bool:
             if bytes(view[start:stop]) != zeros:
                 file.write(zeros, start)
                 found = True
+                last = stop
+            elif stop - last >= ZERO_RUN_BYTES:
+                break
         if found:
             file.sync()
     finally:

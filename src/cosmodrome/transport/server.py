@@ -123,7 +123,10 @@ class Server:
         if kind == "tls":
             return "TLS is not enabled on this port", b""
         if kind == "http":
-            hint = self._hint or f"This is a {self.name} port; it does not speak HTTP."
+            hint = self._hint or (
+                f"This is a {self.name} port: it speaks the RocketMQ remoting protocol, not HTTP;"
+                " health probes are on the HTTP port of `cosmo up`."
+            )
             return "an HTTP request on a port that speaks remoting", http_response(400, hint)
         return "a gRPC client on a port that speaks remoting; use a remoting client", b""
 

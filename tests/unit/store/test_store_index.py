@@ -140,6 +140,37 @@ def test_a_damaged_chain_ends(tmp_path: Path) -> None:
     assert find(again, "a") == [3, 4]
 
 
+def test_what_was_synced_of_the_last_file_is_salvaged(tmp_path: Path) -> None:
+    index = made(tmp_path, slots=7, entries_max=100)
+    for at in range(20):
+        index.put("T", [f"k{at % 4}", f"each{at}"], at * 10, 1000 * at)
+    written(index)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    data = bytearray(whole)
+    data[40:68] = bytes(28)  # slots lost,
+    data[68 + 25 * 20 :] = bytes(len(data) - 68 - 25 * 20)  # later entries lost,
+    data[68 + 27 * 20 : 68 + 28 * 20] = b"\x7f" * 20  # and garbage
+    for synced_ms, kept in ((10_000, 9), (19_999, 12)):
+        path.write_bytes(data)
+        again = made(tmp_path, slots=7, entries_max=100)
+        again.load()
+        assert again.keep_synced(synced_ms) == (kept - 1) * 10
+        for at in range(max(0, kept - 1), 20):  # as recovery does: the last record once more
+            again.put("T", [f"k{at % 4}", f"each{at}"], at * 10, 1000 * at)
+        assert [find(again, f"each{at}") for at in range(20)] == [[at * 10] for at in range(20)]
+        assert find(again, "k1") == [at * 10 for at in range(20) if at % 4 == 1]
+        written(again)
+        reread = made(tmp_path, slots=7, entries_max=100)
+        reread.load()
+        assert find(reread, "k3") == [at * 10 for at in range(20) if at % 4 == 3]
+    path.write_bytes(whole)
+    again = made(tmp_path, slots=7, entries_max=100)
+    again.load()
+    again.keep_synced(30_000)
+    assert path.read_bytes() == whole
+
+
 def test_only_synced_files_are_kept(tmp_path: Path) -> None:
     index = made(tmp_path)
     for at in range(6):
