@@ -79,7 +79,7 @@ def test_update_route_and_delete_topic(java: Client, cluster: Cluster, name: str
     assert f"delete topic [{topic}] from cluster [{cluster.cluster_name}] success." in printed
     assert f"delete topic [{topic}] from NameServer success." in printed
     printed = mqadmin(cluster.namesrv, "topicRoute", "-t", topic)
-    assert f"CODE: 17  DESC: No topic route info in name server for the topic: {topic}" in printed
+    assert re.search(rf"CODE: 17  DESC: .*{topic}", printed)  # the wording is the server's own
     assert topic not in mqadmin(cluster.namesrv, "topicList").split()
 
 
