@@ -48,6 +48,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.keyed: dict[tuple[str, str], list[bytes]] = {}
         self.store: Store | None = None
         self.mode = "SYNC_FLUSH"
+        self.count = 0
 
     @initialize(mode=st.sampled_from(["SYNC_FLUSH", "ASYNC_FLUSH"]))
     def begin(self, mode: str) -> None:
@@ -64,6 +65,9 @@ class StoreMachine(RuleBasedStateMachine):
     def send(self, drafts: list[Draft], *, together: bool) -> None:
         store = self.store
         assert store is not None
+        for item in drafts:
+            self.count += 1  # no two bodies are alike, so no two messages are taken for each other
+            item.body = b"%d " % self.count + item.body
 
         async def work() -> None:
             if together:
@@ -80,7 +84,7 @@ class StoreMachine(RuleBasedStateMachine):
 
         self.runner.run(work())
 
-    @rule(drafts=st.lists(messages, min_size=1, max_size=6))
+    @rule(drafts=st.lists(messages, min_size=1, max_size=12))
     def send_singly(self, drafts: list[Draft]) -> None:
         self.send(drafts, together=False)
 
@@ -111,15 +115,11 @@ class StoreMachine(RuleBasedStateMachine):
     def time_passes(self, step_ms: int) -> None:
         self.clock.at_ms += step_ms
 
-    @rule()
-    def checkpoint(self) -> None:
+    @rule(thorough=st.booleans())
+    def write_derived(self, thorough: bool) -> None:
         assert self.store is not None
-        assert self.runner.run(self.store._upkeep.write_checkpoint())
-
-    @rule()
-    def write_derived(self) -> None:
-        assert self.store is not None
-        assert self.runner.run(self.store._upkeep.write_derived())
+        upkeep = self.store._upkeep
+        assert self.runner.run(upkeep.write_checkpoint() if thorough else upkeep.write_derived())
 
     @rule(topic=st.sampled_from(TOPICS))
     def delete(self, topic: str) -> None:
@@ -137,21 +137,15 @@ class StoreMachine(RuleBasedStateMachine):
         self.open()
         self.forget_deleted()
 
-    @rule()
-    def crash(self) -> None:
+    @rule(lose_derived=st.booleans())
+    def crash(self, lose_derived: bool) -> None:
         assert self.store is not None
         self.runner.run(self.store.abandon())
         assert (self.root / "abort").exists()
-        self.open()
-        self.forget_deleted()
-
-    @rule()
-    def lose_derived_data(self) -> None:
-        assert self.store is not None
-        self.runner.run(self.store.abandon())
-        shutil.rmtree(self.root / "consumequeue", ignore_errors=True)
-        shutil.rmtree(self.root / "index", ignore_errors=True)
-        (self.root / "checkpoint").unlink(missing_ok=True)
+        if lose_derived:
+            shutil.rmtree(self.root / "consumequeue", ignore_errors=True)
+            shutil.rmtree(self.root / "index", ignore_errors=True)
+            (self.root / "checkpoint").unlink(missing_ok=True)
         self.open()
         self.forget_deleted()
 
@@ -205,8 +199,8 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = settings(
-    max_examples=40,
-    stateful_step_count=20,
+    max_examples=80,
+    stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

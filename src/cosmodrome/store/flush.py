@@ -25,6 +25,8 @@ from cosmodrome.errors import StoreUnwritable
 from cosmodrome.store.log import Log
 from cosmodrome.store.values import PutStatus
 
+UNSYNCED_BYTES_MAX = 256 * 1024 * 1024  # a disk that hangs must not gather waiters for ever
+
 _Waiter = asyncio.Future[PutStatus]
 
 _log = logging.getLogger(__name__)
@@ -122,6 +124,17 @@ class Flush:
         self._for_written.fail_above(-1, gone)
         self._for_durable.fail_above(-1, gone)
         self._deadlines.clear()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why messages are refused for now."""
+        behind = self._log.end - self.synced_end
+        if not self._synced or behind <= UNSYNCED_BYTES_MAX:
+            return None
+        return (
+            f"{behind} bytes wait for the disk to sync them; it is too slow or hangs: check it,"
+            " sends resume by themselves"
+        )
 
     def settle(self, end: int, *, wait: bool) -> _Waiter:
         """Resolves once the log is written (or, with `wait`, durable) up to `end`.

@@ -85,7 +85,8 @@ class IndexFile:
         entries_at = _HEADER_BYTES + self.slots * _SLOT_BYTES
         view = self._files.view(self.path)[entries_at + _ENTRY_BYTES :]
         for hashed, log_offset, seconds, previous in INDEX_ENTRY.iter_unpack(view):
-            entry_ms = self.begin_ms + seconds * 1000
+            # Entries know their second, not their millisecond: assume the latest one.
+            entry_ms = self.begin_ms + seconds * 1000 + 999
             slot = hashed % self.slots
             if (
                 number >= self.entries_max
@@ -94,7 +95,7 @@ class IndexFile:
                 or seconds < 0
                 or log_offset < end_offset
                 or previous != slots[slot]
-                or entry_ms + 999 >= synced_ms  # entries know their second, not their millisecond
+                or entry_ms >= synced_ms
             ):
                 break
             slots[slot] = number
@@ -273,6 +274,9 @@ class Index:
             if len(name) != NAME_DIGITS or not (name.isascii() and name.isdigit()):
                 continue
             path = os.path.join(self._directory, name)
+            if self._disk.size(path) == 0 and not self._read_only:
+                self._disk.remove(path)  # being made when the process ended
+                continue
             geometry = self._geometry(self._disk.size(path))
             file = geometry and IndexFile(path, *geometry, self._files)
             if file and file.load():

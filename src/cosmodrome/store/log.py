@@ -130,6 +130,7 @@ class Log:
             if base >= self.written_end and not keep_spare:
                 self._env.disk.remove(file.path)
         self._writers.clear()
+        self._staged.clear()
         self._loop = None
 
     # --- appending -------------------------------------------------------------------------

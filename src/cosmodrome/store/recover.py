@@ -212,7 +212,7 @@ class Recovery:
 
     def _refuse_damage(self, end: int, bases: list[int]) -> None:
         for base in bases:
-            if base < end or base == end:
+            if base <= end:
                 continue
             first_ms = self._first_record_ms(base)
             if first_ms and first_ms <= self._checkpoint.log_ms:

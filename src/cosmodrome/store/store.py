@@ -120,7 +120,7 @@ class Store:
             interval_ms=options.flush_interval_commit_log,
         )
         self._upkeep = Upkeep(
-            *(options, env, root, self._path("checkpoint")),
+            *(options, env, (root, self._log.directory), self._path("checkpoint")),
             *(self._flush, self._dispatch, self._queues, self._index),
         )
         self._reader = Reader(
@@ -148,7 +148,11 @@ class Store:
                 # From here on a start without a stop in between is an abnormal one.
                 if not disk.exists(self._path("abort")):
                     disk.create_segment(self._path("abort"), 0).close()
-                self._log.prepare()
+                try:
+                    self._log.prepare()
+                except StoreUnwritable as error:
+                    # Consumers can be served, and what they finish may free the space.
+                    _log.error("log_not_writable_yet error=%s", error)
                 await self._upkeep.start()
         except BaseException:
             self._state = "stopped because its start failed"
@@ -224,7 +228,7 @@ class Store:
             return "the store was opened for reading only"
         if self._options.broker_role == "SLAVE":
             return "this broker is a slave; send to its master"
-        return self._flush.failure or self._upkeep.trouble
+        return self._flush.failure or self._flush.trouble or self._upkeep.trouble
 
     # --- reading -------------------------------------------------------------------------------
     def read(

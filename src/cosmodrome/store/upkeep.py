@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections.abc import Sequence
 
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import StoreOptions
@@ -34,7 +35,7 @@ class Upkeep:
         self,
         options: StoreOptions,
         env: Env,
-        root: str,
+        directories: Sequence[str],
         checkpoint_path: str,
         flush: Flush,
         dispatch: Dispatch,
@@ -45,7 +46,7 @@ class Upkeep:
         self.trouble: str | None = None  # why messages are refused for now
         self._options = options
         self._env = env
-        self._root = root
+        self._directories = directories
         self._checkpoint_path = checkpoint_path
         self._flush = flush
         self._dispatch = dispatch
@@ -172,16 +173,18 @@ class Upkeep:
         self._judge_disk()
 
     async def _check_disk(self) -> None:
-        usage = await self._env.offload(functools.partial(self._env.disk.usage, self._root))
-        self.disk_ratio = usage.ratio
+        self.disk_ratio = await self._env.offload(self._fullest)
         self._judge_disk()
+
+    def _fullest(self) -> float:
+        return max(self._env.disk.usage(path).ratio for path in self._directories)
 
     def _judge_disk(self) -> None:
         percent_max = self._options.disk_space_warning_level_ratio
         if self.disk_ratio * 100 > percent_max:
             self.trouble = (
-                f"the disk of {self._root} is {self.disk_ratio:.1%} used, sends stop at"
-                f" {percent_max}%; free space or raise diskSpaceWarningLevelRatio"
+                f"the disk of {self._directories[0]} is {self.disk_ratio:.1%} used, sends stop"
+                f" at {percent_max}%; free space or raise diskSpaceWarningLevelRatio"
             )
         else:
             self.trouble = None

@@ -207,3 +207,74 @@ async def test_one_sync_covers_many_sends(tmp_path: Path) -> None:
     assert len([line for line in faults.log if line.startswith("sync 000")]) <= 2
     assert len([line for line in faults.log if line.startswith("write 000")]) == 1
     await store.stop()
+
+
+async def test_a_disk_that_hangs_stops_gathering_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cosmodrome.store.flush.UNSYNCED_BYTES_MAX", 1000)
+    env = faulty_env()
+    assert isinstance(env.offload, GatedOffload)
+    store = Store(small(tmp_path), env)
+    await store.start()
+    env.offload.holding = True
+    last = 0
+    with pytest.raises(StoreUnwritable, match="wait for the disk"):
+        for _ in range(10):
+            last = store.append(draft(bytes(300))).end
+    waiting = asyncio.ensure_future(store.settle(last))
+    await asyncio.sleep(0)
+    env.offload.open()
+    assert await waiting is PutStatus.OK
+    assert store.why_unwritable is None
+    await store.stop()
+
+
+async def test_a_start_on_a_full_disk_serves_readers(tmp_path: Path) -> None:
+    store = Store(small(tmp_path), faulty_env())
+    await store.start()
+    await put(store, *(draft(bytes(1000)) for _ in range(3)))
+    await store.stop()
+    faults = Faults(create="commitlog")
+    again = Store(small(tmp_path), faulty_env(faults))
+    await again.start()
+    assert len(bodies(again)) == 3
+    await again.stop()
+    for path in (tmp_path / "commitlog").iterdir():
+        path.unlink()
+    empty = Store(small(tmp_path), faulty_env(faults))
+    await empty.start()
+    with pytest.raises(StoreUnwritable, match="could not be made"):
+        empty.append(draft())
+    faults.create = None
+    assert await put(empty, draft(b"x")) == [0]
+    await empty.stop()
+
+
+async def test_too_much_derived_data_in_memory_refuses_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cosmodrome.store.upkeep.BACKLOG_BYTES_MAX", 100)
+    faults = Faults(create="consumequeue")
+    store = Store(small(tmp_path, flush_interval_consume_queue=5), faulty_env(faults))
+    await store.start()
+    await put(store, *(draft(b"%d" % at) for at in range(10)))
+    await eventually(lambda: store.why_unwritable is not None)
+    assert "queue files cannot be written" in (store.why_unwritable or "")
+    faults.create = None
+    await eventually(lambda: store.why_unwritable is None)
+    assert len(bodies(store)) == 10
+    await store.stop()
+
+
+async def test_space_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cosmodrome.store.upkeep.DISK_CHECK_SECONDS", 0.01)
+    faults = Faults(used_ratio=0.95)
+    options = small(tmp_path, disk_space_warning_level_ratio=90, flush_interval_consume_queue=10)
+    store = Store(options, faulty_env(faults))
+    await store.start()
+    assert store.why_unwritable is not None
+    faults.used_ratio = 0.5
+    await eventually(lambda: store.why_unwritable is None)
+    assert await put(store, draft(b"x")) == [0]
+    await store.stop()

@@ -151,7 +151,7 @@ def test_what_was_synced_of_the_last_file_is_salvaged(tmp_path: Path) -> None:
     data[40:68] = bytes(28)  # slots lost,
     data[68 + 25 * 20 :] = bytes(len(data) - 68 - 25 * 20)  # later entries lost,
     data[68 + 27 * 20 : 68 + 28 * 20] = b"\x7f" * 20  # and garbage
-    for synced_ms, kept in ((10_000, 9), (19_999, 12)):
+    for synced_ms, kept in ((10_000, 10), (18_999, 12)):
         path.write_bytes(data)
         again = made(tmp_path, slots=7, entries_max=100)
         again.load()
