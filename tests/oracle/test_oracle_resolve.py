@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from peers import resolve
 from peers.resolve import ResolveFailed, ToolMissing, make_once, require, run_with_tries
 
