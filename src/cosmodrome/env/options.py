@@ -78,6 +78,13 @@ class StoreOptions(Options, frozen=True, kw_only=True):
     max_msgs_num_batch: Annotated[int, _said("messages one key query returns at most", least=1)] = (
         64
     )
+    message_delay_level: Annotated[
+        str,
+        _said(
+            "delays of the levels from 1 on, each a number with s, m, h or d; used to rebuild the"
+            " queues of delayed messages"
+        ),
+    ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     check_crc_on_recover: Annotated[bool, _said("verify body checksums while recovering")] = True
     access_message_in_memory_max_ratio: Annotated[
         int,

@@ -43,7 +43,7 @@ _REASONS: dict[str, str] = {
     "the feature it belongs to is not served yet": """
         enablePropertyFilter filterSupportRetry enableCalcFilterBitMap
         expectConsumerNumUseFilter maxErrorRateOfBloomFilter filterDataCleanTimeSpan
-        transactionTimeOut transactionCheckMax transactionCheckInterval messageDelayLevel
+        transactionTimeOut transactionCheckMax transactionCheckInterval
         storeReplyMessageEnable disableConsumeIfConsumerReadSlowly consumerFallbehindThreshold
         enableDetailStat autoDeleteUnusedStats enableConsumeQueueExt
         mappedFileSizeConsumeQueueExt bitMapLengthConsumeQueueExt transientStorePoolEnable

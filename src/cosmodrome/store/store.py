@@ -22,6 +22,7 @@ from cosmodrome.env.options import StoreOptions
 from cosmodrome.env.signal import Signal
 from cosmodrome.errors import ConfigError, StoreError, StoreUnwritable
 from cosmodrome.store.checkpoint import load_checkpoint
+from cosmodrome.store.delays import DelayLevels
 from cosmodrome.store.dispatch import Dispatch
 from cosmodrome.store.flush import Flush
 from cosmodrome.store.index import Index
@@ -110,6 +111,8 @@ class Store:
             self._log_files,
             self._queues.next_offset,
         )
+        if delay_ms is None:
+            delay_ms = DelayLevels(options.message_delay_level).delay_ms
         self._dispatch = Dispatch(self._log, self._queues, self._index, self.arrivals, delay_ms)
         self._flush = Flush(
             self._log,
