@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from cosmodrome import speed
 from cosmodrome.env.base import Clock, Disk
 from cosmodrome.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
-from cosmodrome.store.segment import FileWrite, OpenFiles, write_files, zero_from
+from cosmodrome.store.segment import FileWrite, OpenFiles, holds_nothing, write_files, zero_from
 
 NAME_DIGITS = 17  # yyyyMMddHHmmssSSS
 
@@ -274,8 +274,10 @@ class Index:
             if len(name) != NAME_DIGITS or not (name.isascii() and name.isdigit()):
                 continue
             path = os.path.join(self._directory, name)
-            if self._disk.size(path) == 0 and not self._read_only:
-                self._disk.remove(path)  # being made when the process ended
+            if holds_nothing(self._disk, path, _HEADER_BYTES):
+                # Made, but its first batch never came, or not whole: the header is written last.
+                if not self._read_only:
+                    self._disk.remove(path)
                 continue
             geometry = self._geometry(self._disk.size(path))
             file = geometry and IndexFile(path, *geometry, self._files)

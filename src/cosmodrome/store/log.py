@@ -35,7 +35,7 @@ from cosmodrome.layout import (
     SYS_TRANSACTION_MASK,
     TOPIC_BYTES_MAX,
 )
-from cosmodrome.store.segment import OpenFiles, segment_path
+from cosmodrome.store.segment import OpenFiles, create_lasting, segment_path
 from cosmodrome.store.values import Draft, Stored
 
 STAGED_BYTES_MAX = 4 * 1024 * 1024
@@ -364,7 +364,7 @@ class Log:
             elif base < self.written_end or self._env.disk.exists(path):
                 file = self._env.disk.open_segment(path)
             else:
-                file = self._env.disk.create_segment(path, self.segment_bytes)
+                file = create_lasting(self._env.disk, path, self.segment_bytes)
         except OSError as error:
             _log.error("log_file_not_made path=%s error=%s", path, error)
             raise StoreUnwritable(
@@ -388,7 +388,7 @@ class Log:
             except IndexError:
                 return
             try:
-                spare.made.append(disk.create_segment(path, size))
+                spare.made.append(create_lasting(disk, path, size))
             except OSError as error:
                 spare.made.append(error)
 
@@ -410,4 +410,4 @@ class Log:
             if isinstance(made, OSError):
                 raise made from None
             return made
-        return self._env.disk.create_segment(self.path_of(spare.base), self.segment_bytes)
+        return create_lasting(self._env.disk, self.path_of(spare.base), self.segment_bytes)

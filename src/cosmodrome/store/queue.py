@@ -24,6 +24,7 @@ from cosmodrome.layout import (
 from cosmodrome.store.segment import (
     FileWrite,
     OpenFiles,
+    holds_nothing,
     segment_offsets,
     segment_path,
     zero_from,
@@ -342,7 +343,7 @@ class Queues:
         queue = self._make(topic, queue_id)
         bases = segment_offsets(self._disk, queue.directory)
         sizes = {base: self._disk.size(segment_path(queue.directory, base)) for base in bases}
-        while bases and sizes[bases[-1]] == 0:  # being made when the process ended
+        while bases and self._unfinished(queue, bases, sizes):
             self._discard_file(queue, bases.pop())
         size = sizes[bases[0]] if bases else self._file_bytes
         if size != self._file_bytes:
@@ -373,6 +374,12 @@ class Queues:
         queue.tail_at = self._written_end(queue)
         entry = queue.entry(queue.max_offset - 1)
         queue.log_end = 0 if entry is None else entry[0] + entry[1]
+
+    def _unfinished(self, queue: Queue, bases: list[int], sizes: dict[int, int]) -> bool:
+        """Whether the last file was being made when the process ended, and so holds nothing."""
+        usual = sizes[bases[0]] if len(bases) > 1 else self._file_bytes
+        path = segment_path(queue.directory, bases[-1])
+        return sizes[bases[-1]] < usual and holds_nothing(self._disk, path, usual)
 
     def _discard_file(self, queue: Queue, base: int) -> None:
         if not self._read_only:

@@ -27,7 +27,7 @@ from cosmodrome.store.dispatch import Dispatch
 from cosmodrome.store.index import Index
 from cosmodrome.store.log import Log
 from cosmodrome.store.queue import Queue, Queues
-from cosmodrome.store.segment import segment_offsets, sync_files, zero_from
+from cosmodrome.store.segment import holds_nothing, segment_offsets, sync_files, zero_from
 
 RECORDS_PER_STEP = 2048
 
@@ -109,8 +109,8 @@ class Recovery:
                 )
             if actual == size:
                 continue
-            if at == len(bases) - 1 and not any(disk.read(path)[: RECORD_HEAD.size]):
-                # It was being made when the process ended; it holds nothing.
+            if at == len(bases) - 1 and holds_nothing(disk, path, RECORD_HEAD.size):
+                # It was being made when the process ended.
                 _log.warning("log_file_unfinished path=%s size=%d", path, actual)
                 if not self._read_only:
                     disk.remove(path)
@@ -121,6 +121,13 @@ class Recovery:
                 " otherwise restore the file from a replica"
             )
         return bases
+
+    def _holds_data(self, base: int) -> bool:
+        file = self._env.disk.open_segment(self._log.path_of(base), read_only=True)
+        try:
+            return any(file.view[: RECORD_HEAD.size])
+        finally:
+            file.close()
 
     def _first_record_ms(self, base: int) -> int | None:
         """Store time of the record a file begins with, None when it begins with none."""
@@ -143,10 +150,8 @@ class Recovery:
                 return None
             if entry[0] < bases[0]:
                 continue  # all its messages have expired
-            record = self._record_at(entry[0])
-            if record is None or record[1:5] != (
-                *(entry[1], queue.topic, queue.queue_id, queue.max_offset - 1),
-            ):
+            record = self._matches(queue, entry)
+            if record is None:
                 self._say_odd(queue)
                 return None
             if queue.log_end > start:
@@ -162,6 +167,12 @@ class Recovery:
             "queue_disagrees_with_log topic=%s queue=%d end=%d next=%s",
             *(queue.topic, queue.queue_id, queue.max_offset, "recovering as after a crash"),
         )
+
+    def _matches(self, queue: Queue, last: tuple[int, int, int]) -> speed.Entry | None:
+        """The record of a queue's last entry, None when the log has another one there."""
+        record = self._record_at(last[0])
+        place = (last[1], queue.topic, queue.queue_id, queue.max_offset - 1)
+        return record if record is not None and record[1:5] == place else None
 
     def _record_at(self, log_offset: int) -> speed.Entry | None:
         base = self._log.base_of(log_offset)
@@ -180,12 +191,21 @@ class Recovery:
                 break
         for queue in self._queues:
             self._queues.truncate(queue, start)
+            self._drop_torn_entry(queue, bases[0])
         if self._index is not None:
             resume = self._index.keep_synced(
                 min(self._checkpoint.log_ms, self._checkpoint.index_ms)
             )
             start = max(bases[0], min(start, self._log.base_of(resume)))
         return start
+
+    def _drop_torn_entry(self, queue: Queue, log_min: int) -> None:
+        """A half-written entry can look like an earlier one: the last must match its record."""
+        while self._queues.get(queue.topic, queue.queue_id) is queue:
+            entry = queue.entry(queue.max_offset - 1)
+            if entry is None or entry[0] < log_min or self._matches(queue, entry):
+                return
+            self._queues.truncate(queue, entry[0] + entry[1] - 1)
 
     # --- the walk ------------------------------------------------------------------------------
     async def _walk(self, start: int, bases: list[int]) -> tuple[int, int]:
@@ -197,9 +217,13 @@ class Recovery:
             entries, position, why = speed.walk(
                 view, base, at - base, len(view), self._check_crc, RECORDS_PER_STEP
             )
-            for entry in entries:
-                self._dispatch.take(entry)
             at = base + position
+            for entry in entries:
+                if "\0" in entry[2]:
+                    # Checksums cover bodies only; no topic has such a name, so this is torn.
+                    at, why = entry[0], speed.WALK_CORRUPT
+                    break
+                self._dispatch.take(entry)
             if why == speed.WALK_BLANK:
                 at = base + self._log.segment_bytes
             elif why != speed.WALK_MORE:

@@ -63,6 +63,30 @@ class OpenFiles:
             self._files.popitem()[1].close()
 
 
+def create_lasting(disk: Disk, path: str, size: int) -> SegmentFile:
+    """A new file whose length is on stable storage before anything is written to it.
+
+    So a file that a power cut left short holds nothing, and may be dropped. Blocking.
+    """
+    file = disk.create_segment(path, size)
+    try:
+        file.sync()
+    except OSError:
+        file.close()
+        disk.remove(path)
+        raise
+    return file
+
+
+def holds_nothing(disk: Disk, path: str, size: int) -> bool:
+    """Whether the first `size` bytes of a file, or as many as it has, are zero. Blocking."""
+    file = disk.open_segment(path, read_only=True)
+    try:
+        return not any(bytes(file.view[:size]))
+    finally:
+        file.close()
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileWrite:
     """Pieces for one file, which is created with `size` bytes when it is not there."""
@@ -82,7 +106,7 @@ def _write_file(disk: Disk, write: FileWrite) -> OSError | None:
         if disk.exists(write.path):
             file = disk.open_segment(write.path)
         else:
-            file = disk.create_segment(write.path, write.size)
+            file = create_lasting(disk, write.path, write.size)
         try:
             for position, data in write.pieces:
                 file.write(data, position)
