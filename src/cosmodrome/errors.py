@@ -40,6 +40,7 @@ class Code(enum.IntEnum):
     CONSUME_MSG_TIMEOUT = 207
     NO_MESSAGE = 208
     FLOW_CONTROL = 215
+    ILLEGAL_OPERATION = 604  # 5.x
 
 
 class CosmodromeError(Exception):

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from cosmodrome.env.base import DiskUsage, Env
@@ -117,6 +117,7 @@ class Admin:
         clients: Subscriptions,
         offsets: Progress,
         pulls: Pulls,
+        figures: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._options = options
         self._log_path = log_path
@@ -126,6 +127,7 @@ class Admin:
         self._clients = clients
         self._offsets = offsets
         self._pulls = pulls
+        self._figures = figures  # what other services add to the runtime information
         self._samples: collections.deque[Sample] = collections.deque(maxlen=WINDOWS_SECONDS[-1] + 1)
         self._boot_ms = 0
         self._day = ""
@@ -226,6 +228,7 @@ class Admin:
             **self._rates(),
             **self._days(facts),
             **self._disk_figures(facts, usage),
+            **self._figures(),
             "bootTimestamp": str(self._boot_ms),
             "runtime": _runtime((self._env.clock.now_ms() - self._boot_ms) // 1000),
             "brokerVersion": str(VERSION),

@@ -20,12 +20,19 @@ from cosmodrome.broker.admin import Admin
 from cosmodrome.broker.announce import Announce, Identity
 from cosmodrome.broker.clients import Clients
 from cosmodrome.broker.consume import Consume
+from cosmodrome.broker.defer import Deferral
+from cosmodrome.broker.delay import Delays
+from cosmodrome.broker.expressions import Expressions
+from cosmodrome.broker.filters import Filters
 from cosmodrome.broker.groups import GroupDeleted, Groups
 from cosmodrome.broker.locks import Locks
 from cosmodrome.broker.offsets import Offsets
 from cosmodrome.broker.produce import Produce
 from cosmodrome.broker.query import Query
+from cosmodrome.broker.recall import Recall
+from cosmodrome.broker.retry import Retry
 from cosmodrome.broker.settings import Settings
+from cosmodrome.broker.timers import Timers
 from cosmodrome.broker.topics import Topics
 from cosmodrome.broker.waiters import Waiters
 from cosmodrome.env.base import Env
@@ -91,6 +98,8 @@ class Broker:
         clients: Clients,
         admin: Admin,
         waiters: Waiters[PullReply],
+        delays: Delays,
+        timers: Timers,
         announce: Announce,
         server: Server,
         *,
@@ -101,7 +110,7 @@ class Broker:
         self._options = options
         self._place = place
         self._store = store
-        self._state = (topics, groups, offsets, clients, admin)
+        self._state = (topics, groups, offsets, expressions, clients, admin, delays, timers)
         self._waiters = waiters
         self._announce = announce
         self._server = server
@@ -211,11 +220,17 @@ def build_broker(
         groups,
         env,
         lambda: place.packed,
+    delays, timers, deferral = _for_later(store, config, messages, topics, env, deliver=takes_sends)
         body_bytes_max=store.max_message_size,
     )
-    consume = Consume(options, messages, topics, groups, clients, offsets, waiters)
-    admin = Admin(options, log_path, env, messages, topics, clients, offsets, consume)
+    consume = Consume(options, messages, topics, groups, filters, offsets, waiters)
+    retry = Retry(options, messages, topics, groups, deferral, env)
+    recall = Recall(options, messages, topics, deferral, env.clock, lambda: place.packed)
+    admin = Admin(
+        options, log_path, env, messages, topics, clients, offsets, consume, delays.figures
+    )
     announce = Announce(options, topics)
+        deferral,
 
     def forget_group(gone: GroupDeleted) -> None:
         if gone.remove_offsets:
@@ -237,6 +252,7 @@ def build_broker(
         messages,
         topics,
         groups,
+        *(delays, retry, recall),
         offsets,
         clients,
         admin,
@@ -250,6 +266,8 @@ def build_broker(
 def advertised_host(bind_address: str) -> str:
     """The address to tell clients when none is configured."""
     if bind_address not in ANY_ADDRESS:
+        delays,
+        timers,
         return bind_address
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -257,6 +275,36 @@ def advertised_host(bind_address: str) -> str:
             host = str(probe.getsockname()[0])
         except OSError:
             return LOOPBACK  # no route to anywhere: only this machine can be meant
+def _for_later(
+    options: StoreOptions, config: str, store: Store, topics: Topics, env: Env, *, deliver: bool
+) -> tuple[Delays, Timers, Deferral]:
+    """What lets messages wait: by level, by time of their own, and the way there."""
+    levels = DelayLevels(options.message_delay_level)
+    delays = Delays(
+        levels,
+        os.path.join(config, "delayOffset.json"),
+        store,
+        env,
+        save_interval_ms=options.flush_delay_offset_interval,
+        deliver=deliver,
+    )
+    timers = Timers(
+        os.path.join(config, "timerOffset.json"),
+        store,
+        env,
+        save_interval_ms=options.flush_delay_offset_interval,
+        deliver=deliver,
+    )
+    deferral = Deferral(
+        levels,
+        topics,
+        env.clock,
+        timer_delay_seconds_max=options.timer_max_delay_sec,
+        timers_full=timers.full,
+    )
+    return delays, timers, deferral
+
+
     return LOOPBACK if host in ANY_ADDRESS else host
 
 

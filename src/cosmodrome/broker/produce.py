@@ -8,7 +8,8 @@ fails cannot take a message back before its sender is registered to hear of it.
 
 Properties are stored rewritten (Compat: 4.9.8): malformed pairs vanish, `CLUSTER` is added,
 there is no separator behind the last pair, and `WAIT`, which only steers this send, is left
-out of plain messages. Messages of a batch keep their text and get the batch's appended.
+out of plain messages (those that wait for a later time keep it). Messages of a batch keep
+their text and get the batch's appended.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from cosmodrome.broker.defer import Deferral, delay_level, is_timed
 from cosmodrome.broker.groups import Groups
+from cosmodrome.broker.recall import Handle, make_handle
 from cosmodrome.broker.topics import PERM_READ_WRITE, Topics
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions
@@ -44,6 +47,7 @@ from cosmodrome.wire.message import (
     CLUSTER,
     DELAY,
     TRANSACTION_PREPARED,
+    UNIQ_KEY,
     WAIT,
     format_properties,
     offset_message_id,
@@ -64,6 +68,7 @@ MULTI_TAG = "MULTI_TAG"
 UNIT_FLAG = 1
 UNIT_SUBSCRIPTION_FLAG = 2
 DLQ_QUEUES = 1
+TIMER = "TIMER_"  # how the properties begin that ask for a delivery time
 
 _NO_TRANSACTIONS = "Transactional messages are not served by this version yet; send a plain one."
 
@@ -80,6 +85,7 @@ class Accepted(NamedTuple):
     stored: Sequence[Stored]
     queue_id: int  # what the sender is told, also when the message went to the dead letters
     wait: bool
+    recall_handle: str | None = None
 
 
 class BatchItem(NamedTuple):
@@ -97,6 +103,7 @@ class Produce:
         store: Store,
         topics: Topics,
         groups: Groups,
+        deferral: Deferral,
         env: Env,
         store_host: Callable[[], bytes],
         *,
@@ -106,6 +113,7 @@ class Produce:
         self._store = store
         self._topics = topics
         self._groups = groups
+        self._deferral = deferral
         self._env = env
         self._store_host = store_host
         self._body_bytes_max = body_bytes_max
@@ -132,7 +140,7 @@ class Produce:
         # Compat: a single-message code with the batch mark set carries a batch too.
         accept = self._accept_batch if ask.batch else self._accept_one
         try:
-            stored, queue_id, wait = accept(ask, call)
+            stored, queue_id, wait, recall_handle = accept(ask, call)
             # No other await may come before this one: see the module's first paragraph.
             status = await self._store.settle(stored[-1].end, wait=wait)
         except (Refused, MessageTooLarge, StoreUnwritable) as error:
@@ -146,6 +154,7 @@ class Produce:
             queue_offset=stored[0].queue_offset,
             region=self._options.region_id,
             trace_on=self._options.trace_on,
+            recall_handle=recall_handle,
         )
         if status is PutStatus.FLUSH_DISK_TIMEOUT:
             reply.code = Code.FLUSH_DISK_TIMEOUT
@@ -184,13 +193,22 @@ class Produce:
             if DELAY in properties:
                 properties[DELAY] = "0"  # a dead letter is not delivered again
         self._check_kind(ask.sys_flag, properties)
-        wait = _truth(properties.pop(WAIT, "true"))
+        wait_text = properties.pop(WAIT, None)
         properties[CLUSTER] = self._options.broker_cluster_name
         draft = self._draft(ask, call, topic, target_queue_id)
         draft.topic = target
         draft.body = self._checked_body(ask.body)
+        deliver_ms = self._deferral.redirect(draft, properties)
+        if draft.topic != target and wait_text is not None:
+            properties[WAIT] = wait_text
         draft.properties = _checked_text(format_properties(properties), "The properties text has")
-        return Accepted((self._store.append(draft),), queue_id, wait)
+        handle = None
+        if deliver_ms is not None and UNIQ_KEY in properties:
+            handle = make_handle(
+                Handle(target, self._options.broker_name, deliver_ms, properties[UNIQ_KEY])
+            )
+        wait = wait_text is None or _truth(wait_text)
+        return Accepted((self._store.append(draft),), queue_id, wait, handle)
 
     def _accept_batch(self, ask: SendRequest, call: Call) -> Accepted:
         topic = self._checked_topic(ask)
@@ -311,12 +329,6 @@ class Produce:
         return (ask.reconsume_times or 0) >= limit
 
     def _check_kind(self, sys_flag: int, properties: dict[str, str]) -> None:
-        if _delay_level(properties) > 0:
-            raise Refused(
-                Code.MESSAGE_ILLEGAL,
-                f"Delayed messages (property {DELAY}) are not served by this version yet; send the"
-                " message without a delay level.",
-            )
         if _truth(properties.get(TRANSACTION_PREPARED, "")):
             if self._options.reject_transaction_message:
                 raise Refused(
@@ -367,7 +379,7 @@ def parse_batch(body: bytes) -> Iterator[BatchItem]:
             text = body[text_at:end].decode()
         except UnicodeDecodeError as error:
             raise _bad_item(number, position, f"its properties are not UTF-8: {error}") from None
-        if DELAY in text or TRANSACTION_PREPARED in text:
+        if DELAY in text or TRANSACTION_PREPARED in text or TIMER in text:
             _check_batch_pairs(parse_properties(text), f"Batch item {number}")
         yield BatchItem(flag, body[body_at:length_at], text)
         position = end
@@ -382,25 +394,15 @@ def _bad_item(number: int, position: int, why: str) -> Refused:
 
 
 def _check_batch_pairs(pairs: dict[str, str], who: str) -> None:
-    if _delay_level(pairs) > 0:
+    if delay_level(pairs) > 0 or is_timed(pairs):
         raise Refused(
-            Code.MESSAGE_ILLEGAL, f"{who} has a delay level; messages of a batch cannot be delayed."
+            Code.MESSAGE_ILLEGAL,
+            f"{who} has a delay level or a delivery time; messages of a batch cannot be delayed.",
         )
     if _truth(pairs.get(TRANSACTION_PREPARED, "")):
         raise Refused(
             Code.MESSAGE_ILLEGAL, f"{who} is transactional; messages of a batch cannot be."
         )
-
-
-def _delay_level(properties: dict[str, str]) -> int:
-    text = properties.get(DELAY, "0")
-    try:
-        return int(text)
-    except ValueError:
-        raise Refused(
-            Code.MESSAGE_ILLEGAL,
-            f"The delay level {text[:32]!r} is not a number; use a level from 1 to 18.",
-        ) from None
 
 
 def _joined(own: str, shared: str) -> str:

@@ -81,8 +81,8 @@ class StoreOptions(Options, frozen=True, kw_only=True):
     message_delay_level: Annotated[
         str,
         _said(
-            "delays of the levels from 1 on, each a number with s, m, h or d; used to rebuild the"
-            " queues of delayed messages"
+            "delays of the levels from 1 on, each a number with s, m, h or d; a change re-times"
+            " messages that wait already"
         ),
     ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     check_crc_on_recover: Annotated[bool, _said("verify body checksums while recovering")] = True
@@ -104,6 +104,12 @@ class StoreOptions(Options, frozen=True, kw_only=True):
     max_transfer_count_on_message_in_disk: Annotated[
         int, _said("messages per pull, cold", least=1)
     ] = 8
+    flush_delay_offset_interval: Annotated[
+        int, _said("ms between saves of how far delayed messages were delivered", least=1)
+    ] = 10_000
+    timer_max_delay_sec: Annotated[
+        int, _said("seconds a message with a delivery time of its own may wait", least=1)
+    ] = 259_200
     broker_role: Annotated[
         Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"],
         _said("ASYNC_MASTER or SYNC_MASTER take sends, SLAVE refuses them"),

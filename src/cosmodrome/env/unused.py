@@ -50,7 +50,7 @@ _REASONS: dict[str, str] = {
         transientStorePoolSize fastFailIfNoBufferInStorePool warmMapedFileEnable
         messageIndexSafe duplicationEnable offsetCheckInSlave readOnlyCommitLogStorePaths
         haListenPort haSendHeartbeatInterval haHousekeepingInterval haTransferBatchSize
-        haMasterAddress haSlaveFallbehindMax slaveTimeout flushDelayOffsetInterval
+        haMasterAddress haSlaveFallbehindMax slaveTimeout
         enableScheduleMessageStats enableScheduleAsyncDeliver
         scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
         filterServerNums enableLmq enableMultiDispatch maxLmqConsumeQueueNum useTLS

@@ -75,6 +75,15 @@ class Reader:
             return Batch(ReadStatus.OFFSET_OVERFLOW_BADLY, most, least, most)
         return self._scan(queue, offset, max(1, max_count), matches, matches_record)
 
+    def entries(
+        self, topic: str, queue_id: int, offset: int, max_count: int
+    ) -> list[tuple[int, int, int]]:
+        queue = self._queues.get(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+            return []
+        count = min(max_count, queue.max_offset - offset)
+        return list(QUEUE_ENTRY.iter_unpack(queue.entries(offset, count)))
+
     def record(self, log_offset: int, size: int | None) -> bytes | None:
         """One whole record, None unless a record of that size begins there."""
         end = self._flush.durable_end

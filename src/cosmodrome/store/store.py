@@ -47,6 +47,7 @@ __all__ = [
     "Arrival",
     "Batch",
     "Draft",
+    "DelayLevels",
     "Found",
     "PutStatus",
     "ReadStatus",
@@ -260,6 +261,16 @@ class Store:
         return self._reader.offset_by_time(topic, queue_id, timestamp_ms)
 
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
+    def entries(
+        self, topic: str, queue_id: int, offset: int, max_count: int
+    ) -> list[tuple[int, int, int]]:
+        """Log offset, size and tags code of consecutive messages from `offset` on.
+
+        Nothing outside the queue; fewer than wanted at the end of a file. An entry without a
+        message (its topic was deleted, its log is gone) names no `record`.
+        """
+        return self._reader.entries(topic, queue_id, offset, max_count)
+
         """Store time of one message, -1 when there is none."""
         return self._reader.store_time(topic, queue_id, queue_offset)
 

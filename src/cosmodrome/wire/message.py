@@ -79,6 +79,9 @@ INNER_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
 TIMER_DELAY_SECONDS = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+TIMER_OUT_MS = "TIMER_OUT_MS"  # the time the broker worked out; its presence means "timed already"
+TIMER_DEQUEUE_MS = "TIMER_DEQUEUE_MS"  # when the broker handed the message over
+TIMER_DELETE_UNIQ_KEY = "TIMER_DEL_UNIQKEY"  # cancels the timed message with this UNIQ_KEY
 
 
 def parse_properties(text: str) -> dict[str, str]:

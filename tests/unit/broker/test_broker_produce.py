@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from broker_fakes import SHARED, STORE_HOST, FakeConnection, FakeStore, call_of, open_store, settled
 
+from cosmodrome.broker.defer import Deferral
 from cosmodrome.broker.groups import Groups
 from cosmodrome.broker.produce import Produce, parse_batch
 from cosmodrome.broker.topics import Topics
@@ -19,7 +20,7 @@ from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.real import MappedSegment, real_env
 from cosmodrome.errors import Code, MessageTooLarge, Refused, StoreUnwritable
 from cosmodrome.layout import BATCH_ITEM_HEAD, SYS_COMMIT, SYS_PREPARED
-from cosmodrome.store.store import PutStatus, Store
+from cosmodrome.store.store import DelayLevels, PutStatus, Store
 from cosmodrome.wire import table
 from cosmodrome.wire.bodies import SubscriptionGroupConfig, TopicConfig
 from cosmodrome.wire.commands.produce import SendBatchMessage, SendMessage, SendMessageV2
@@ -40,11 +41,19 @@ class Rig:
         self.store: Any = store or FakeStore()
         self.topics = Topics(self.options, str(path / "topics.json"), self.env)
         self.groups = Groups(self.options, str(path / "subscriptionGroup.json"), self.env)
+        deferral = Deferral(
+            DelayLevels("1s 5s 10s"),
+            self.topics,
+            self.env.clock,
+            timer_delay_seconds_max=60,
+            timers_full=lambda: False,
+        )
         self.produce = Produce(
             self.options,
             self.store,
             self.topics,
             self.groups,
+            deferral,
             self.env,
             lambda: STORE_HOST,
             body_bytes_max=BODY_MAX,
@@ -279,7 +288,8 @@ async def test_brokers_that_are_not_writable_refuse_order_topics_only(tmp_path: 
         ({"properties": "a\x01\ud800"}, 13, "Unicode"),
         ({"properties": "DELAY\x013"}, 13, "not served by this version yet"),
         ({"properties": "DELAY\x01soon"}, 13, "soon"),
-        ({"topic": "%RETRY%G", "queue_id": 0, "properties": "DELAY\x013"}, 13, "not served"),
+        ({"properties": "TIMER_DELAY_SEC\x0161"}, 13, "timerMaxDelaySec 60"),
+        ({"properties": "TIMER_DELIVER_MS\x01noon"}, 13, "TIMER_DELIVER_MS is 'noon'"),
         ({"properties": "TRAN_MSG\x01true"}, 16, "not served by this version yet"),
         ({"sys_flag": SYS_PREPARED}, 16, "not served by this version yet"),
     ],
@@ -467,6 +477,7 @@ GOOD = item(b"good", "TAGS\x01A")
         (BATCH_ITEM_HEAD.pack(22, 0, 0, 0, 0) + b"\xff\xff", "properties"),
         (BATCH_ITEM_HEAD.pack(23, 0, 0, 0, 0) + b"\x00\x01\xff", "UTF-8"),
         (b"", "no message"),
+        (item(b"x", "TIMER_DELAY_MS\x011"), "item 0 has a delay level or a delivery time"),
         (item(b"x", "DELAY\x011"), "item 0 has a delay"),
         (GOOD + item(b"x", "TRAN_MSG\x01true"), "item 1 is transactional"),
         (item(b"x", "k\x01" + "v" * 32760), "item 0"),

@@ -20,10 +20,10 @@ from cosmodrome.errors import (
 from cosmodrome.layout import FLAG_ONEWAY, SERIALIZE_BINARY
 from cosmodrome.transport.router import LogLimit, Router
 from cosmodrome.wire.commands import (
-    GetAllDelayOffset,
     GetMaxOffset,
     GetMinOffset,
     GetRouteinfoByTopic,
+    InvokeBrokerToResetOffset,
     OffsetReply,
 )
 from cosmodrome.wire.frame import Frame
@@ -177,7 +177,8 @@ async def test_missing_and_bad_fields_are_named() -> None:
 async def test_what_is_not_served_says_why() -> None:
     cases = {
         99999: "Request code 99999 is not known to this broker.",
-        45: f"GET_ALL_DELAY_OFFSET (45) is not supported yet: {GetAllDelayOffset.planned}",
+        222: "INVOKE_BROKER_TO_RESET_OFFSET (222) is not supported yet:"
+        f" {InvokeBrokerToResetOffset.planned}",
         105: "GET_ROUTEINFO_BY_TOPIC (105) is served by the name server, this is a broker;",
         31: "GET_MIN_OFFSET (31) is not served on this port.",
     }
@@ -212,8 +213,8 @@ def test_every_row_of_a_role_is_demanded() -> None:
 
 def test_handlers_that_must_not_be() -> None:
     class Planned:
-        @GetAllDelayOffset.handler
-        def delays(self, ask: GetAllDelayOffset, call: Call) -> Reply:
+        @InvokeBrokerToResetOffset.handler
+        def delays(self, ask: InvokeBrokerToResetOffset, call: Call) -> Reply:
             return Reply()
 
     class Foreign:
@@ -221,7 +222,9 @@ def test_handlers_that_must_not_be() -> None:
         def route(self, ask: GetRouteinfoByTopic, call: Call) -> Reply:
             return Reply()
 
-    with pytest.raises(AssertionError, match=r"GET_ALL_DELAY_OFFSET \(45\) is marked as planned"):
+    with pytest.raises(
+        AssertionError, match=r"INVOKE_BROKER_TO_RESET_OFFSET \(222\) is marked as planned"
+    ):
         Router(BROKER, [Planned()], partial=True)
     with pytest.raises(AssertionError, match=r"GET_ROUTEINFO_BY_TOPIC \(105\) is not served"):
         Router(BROKER, [Foreign()], partial=True)

@@ -32,11 +32,12 @@ def codes(text: str) -> list[int]:
 
 # Every request code of 4.9.8, and the 5.x codes that clients were seen to send.
 CODES_498 = codes("10-15 17 21-23 25-43 45 46 50-54 100-106 200-216 219-224 300-329")
-CODES_5X = codes("351 352 361 400 401 200050 200051 200053")
+CODES_5X = codes("351 352 361 370 400 401 200050 200051 200053")
 
 SERVED = {
     Role.BROKER: codes(
-        "10-12 14 15 17 21 26 28-35 38 41-43 46 200-204 207 208 215 300 305 310 320 328 351 352 361"
+        "10-12 14 15 17 21 26 28-36 38 41-43 45 46 200-204 207 208 215 300 305 310 320 328 351 352"
+        " 361 370"
     ),
     Role.NAMESERVER: codes("100-106 205 206 216 219 224 304 311-313 318 319 322 327"),
 }
@@ -132,4 +133,4 @@ def test_the_page_shows_types_requirements_and_reasons() -> None:
     page = document.render()
     assert "| 30 | GET_MAX_OFFSET | `GetMaxOffset` | topic: string!, queueId: int32! |" in page
     assert "offset: int64!" in page
-    assert "no: retry and dead letters are not served yet" in page
+    assert "no: request-reply messaging is not served yet" in page

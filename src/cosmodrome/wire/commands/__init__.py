@@ -114,6 +114,8 @@ from cosmodrome.wire.commands.pop import (
 from cosmodrome.wire.commands.produce import (
     STORED,
     PushReplyMessageToClient,
+    RecallMessage,
+    RecallMessageReply,
     SendBatchMessage,
     SendMessage,
     SendMessageV2,
@@ -251,6 +253,8 @@ __all__ = [
     "QueryMessage",
     "QueryMessageReply",
     "QueryTopicConsumeByWho",
+    "RecallMessage",
+    "RecallMessageReply",
     "RegisterBroker",
     "RegisterBrokerReply",
     "RegisterFilterServer",

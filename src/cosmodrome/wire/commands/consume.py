@@ -81,12 +81,7 @@ class ViewMessageById(Command[Reply]):
     offset: Int64
 
 
-@command(
-    36,
-    "CONSUMER_SEND_MSG_BACK",
-    served_by=BROKER,
-    planned="retry and dead letters are not served yet",
-)
+@command(36, "CONSUMER_SEND_MSG_BACK", served_by=BROKER)
 class ConsumerSendMsgBack(Command[Reply]):
     """Give a message that could not be processed back for a later attempt."""
 

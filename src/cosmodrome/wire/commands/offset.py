@@ -66,12 +66,7 @@ class GetAllConsumerOffset(Command[Reply]):
     """Progress of every group, as a replica copies it; answers ConsumerOffsetSerializeWrapper."""
 
 
-@command(
-    45,
-    "GET_ALL_DELAY_OFFSET",
-    served_by=BROKER,
-    planned="delayed messages are not served yet",
-)
+@command(45, "GET_ALL_DELAY_OFFSET", served_by=BROKER)
 class GetAllDelayOffset(Command[Reply]):
     """Progress of every delay level, as a replica copies it."""
 

@@ -97,6 +97,21 @@ class SendReplyMessageV2(ShortSendRequest):
     """SEND_REPLY_MESSAGE with one-letter field names."""
 
 
+class RecallMessageReply(Reply):
+    """The unique key of the message that was called back."""
+
+    msg_id: str
+
+
+@command(370, "RECALL_MESSAGE", served_by=BROKER)
+class RecallMessage(Command[RecallMessageReply], kw_only=True):
+    """Cancel a timed message that is still waiting; the handle came with the answer to its send."""
+
+    producer_group: str | None = None
+    topic: str
+    recall_handle: str
+
+
 @command(326, "PUSH_REPLY_MESSAGE_TO_CLIENT", served_by=CLIENT)
 class PushReplyMessageToClient(Command[Reply], kw_only=True):
     """Deliver a reply to the producer that asked; the body is the message body."""
