@@ -9,14 +9,17 @@ entry agree. Nothing here writes.
 
 from __future__ import annotations
 
+import array
 import dataclasses
+import itertools
 import os.path
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
 from cosmodrome import speed
 from cosmodrome.env.base import Disk
-from cosmodrome.errors import StoreCorrupt, StoreError
+from cosmodrome.errors import StoreError
 from cosmodrome.layout import (
     INDEX_ENTRY,
     INDEX_HEADER,
@@ -26,18 +29,20 @@ from cosmodrome.layout import (
     QUEUE_ENTRY_BYTES,
 )
 from cosmodrome.store.index import NAME_DIGITS as INDEX_NAME_DIGITS
-from cosmodrome.store.segment import ZERO_RUN_BYTES, OpenFiles, segment_offsets, segment_path
+from cosmodrome.store.segment import OpenFiles, holds_nothing, segment_offsets, segment_path
 
 RECORDS_PER_STEP = 1024
 LOG_FILES_OPEN_MAX = 4
 DERIVED_FILES_OPEN_MAX = 128
 PIECE_BYTES = 1024 * 1024
+ZERO_RUN_BYTES = 64 * PIECE_BYTES  # far longer than any message, so no data follows
 LOG_FILE_MULTIPLE = 4096  # lengths that are no multiple of this were not chosen by anyone
 
 SLOTS_DEFAULT = 5_000_000
 ENTRIES_DEFAULT = 20_000_000
 QUEUE_FILE_BYTES_DEFAULT = 6_000_000
 _GUESSES_MAX = 1_000_000
+_GUESSES_KEPT = 16
 
 # Both forms of a record share these bytes; the fourth tells them apart.
 _MAGIC_START = (MAGIC_RECORD & 0xFFFFFFFF).to_bytes(4, "big")[:3]
@@ -116,7 +121,8 @@ class StoreFiles:
         if not disk.is_dir(self.log_directory):
             raise StoreError(
                 f"{root} is not a store: there is no directory {self.log_directory}; give the"
-                " directory that storePathRootDir names, and --commit-log if the log is elsewhere"
+                " directory that storePathRootDir names, and --store-path-commit-log if the log"
+                " is elsewhere"
             )
         self._log_files = OpenFiles(disk, LOG_FILES_OPEN_MAX)
         self._derived_files = OpenFiles(disk, DERIVED_FILES_OPEN_MAX)
@@ -130,6 +136,10 @@ class StoreFiles:
 
     def path(self, *names: str) -> str:
         return os.path.join(self.root, *names)
+
+    def holds_nothing(self, path: str) -> bool:
+        """Whether a file is all zeros, as one that was just made is."""
+        return holds_nothing(self.disk, path, self.disk.size(path))
 
     def name(self, path: str) -> str:
         """A path as findings show it: below the root when it is there."""
@@ -196,7 +206,9 @@ class StoreFiles:
             at = _find_record(view, base, max(start - base, 0))
             while at >= 0:
                 entries, at, _ = speed.walk(view, base, at, len(view), True, RECORDS_PER_STEP)
-                yield entries
+                good = [entry for entry in entries if "\0" not in entry[2]]
+                if good:
+                    yield good
                 at = _find_record(view, base, at)
 
     def _log_geometry(self) -> int:
@@ -343,6 +355,10 @@ class LogWalk:
                 view, base, at, len(view), self._check_crc, RECORDS_PER_STEP
             )
             self.end = base + position
+            torn = _torn_topic(entries)
+            if torn is not None:
+                self.end, self.why = entries[torn][0], speed.WALK_CORRUPT
+                del entries[torn:]
             if entries:
                 yield entries
             if self.why == speed.WALK_BLANK:
@@ -350,6 +366,11 @@ class LogWalk:
                 self.why = speed.WALK_MORE
             elif self.why != speed.WALK_MORE:
                 return
+
+
+def _torn_topic(entries: list[speed.Entry]) -> int | None:
+    """Checksums cover bodies only: a topic with a NUL was never written whole. As recovery does."""
+    return next((at for at, entry in enumerate(entries) if "\0" in entry[2]), None)
 
 
 def start_of_walk(files: StoreFiles, log_offset: int) -> int:
@@ -386,8 +407,10 @@ def _index_words(size: int) -> int:
 
 def _slots_fit(size: int, slots: int) -> bool:
     entries_bytes = size - _index_bytes(slots, 0)
-    return slots > 0 and entries_bytes >= 2 * INDEX_ENTRY.size and not (
-        entries_bytes % INDEX_ENTRY.size
+    return (
+        slots > 0
+        and entries_bytes >= 2 * INDEX_ENTRY.size
+        and not (entries_bytes % INDEX_ENTRY.size)
     )
 
 
@@ -409,36 +432,50 @@ def _slots_agree(view: memoryview, file: IndexFileFacts, slots: int) -> bool:
     return bool(newest == last)
 
 
+def _chains_agree(view: memoryview, file: IndexFileFacts, slots: int) -> bool:
+    """Whether all entries, chained one by one, give exactly the slots that the file has."""
+    newest = array.array("i", bytes(slots * INDEX_SLOT.size))
+    entries_at = _index_bytes(slots, 0)
+    data = view[entries_at + INDEX_ENTRY.size : entries_at + file.count * INDEX_ENTRY.size]
+    for number, (hashed, _, _, previous) in enumerate(INDEX_ENTRY.iter_unpack(data), 1):
+        if hashed < 0 or newest[hashed % slots] != previous:
+            return False
+        newest[hashed % slots] = number
+    return newest == read_slots(view, slots)
+
+
+def read_slots(view: memoryview, slots: int) -> array.array[int]:
+    """The slots of an index file as numbers."""
+    found = array.array("i")
+    found.frombytes(bytes(view[INDEX_HEADER.size : _index_bytes(slots, 0)]))
+    if sys.byteorder == "little":
+        found.byteswap()
+    return found
+
+
 def _guess_slots(view: memoryview, file: IndexFileFacts) -> int:
     """The one number of slots for which the file makes sense, 0 for none or several."""
-    fitting: list[int] = []
+    fitting = set(itertools.islice(_fitting_slots(view, file), _GUESSES_KEPT))
+    if len(fitting) > 1:
+        fitting = {slots for slots in fitting if _chains_agree(view, file, slots)}
+    return fitting.pop() if len(fitting) == 1 else 0
+
+
+def _fitting_slots(view: memoryview, file: IndexFileFacts) -> Iterator[int]:
     if file.end_offset > 0:
         # The last entry holds the header's end offset: only those places need a look.
         wanted = file.end_offset.to_bytes(8, "big")
-        at = INDEX_HEADER.size
-        while at < file.size and len(fitting) < 2:
-            piece = bytes(view[at : at + PIECE_BYTES])
+        for at in range(INDEX_HEADER.size, file.size, PIECE_BYTES):
+            piece = bytes(view[at : at + PIECE_BYTES + len(wanted) - 1])
             hit = piece.find(wanted)
             while hit >= 0:
                 entries_at = at + hit - 4 - (file.count - 1) * INDEX_ENTRY.size
                 slots, odd = divmod(entries_at - INDEX_HEADER.size, INDEX_SLOT.size)
-                if not odd and slots not in fitting and _slots_agree(view, file, slots):
-                    fitting.append(slots)
+                if not odd and _slots_agree(view, file, slots):
+                    yield slots
                 hit = piece.find(wanted, hit + 1)
-            at += PIECE_BYTES - len(wanted) + 1
-    else:
-        words = _index_words(file.size)
-        for slots in range(1 + (words - 1) % 5, min(words, _GUESSES_MAX), 5):
-            if _slots_agree(view, file, slots):
-                fitting.append(slots)
-                if len(fitting) > 1:
-                    break
-    return fitting[0] if len(fitting) == 1 else 0
-
-
-def corrupt(files: StoreFiles, offset: int) -> StoreCorrupt:
-    base = files.log_base(offset)
-    return StoreCorrupt(
-        f"no good record at offset {offset} (file {files.log_path(base)}, position"
-        f" {offset - base})"
-    )
+        return
+    words = _index_words(file.size)
+    for slots in range(1 + (words - 1) % 5, min(words, _GUESSES_MAX), 5):
+        if _slots_agree(view, file, slots):
+            yield slots
