@@ -149,13 +149,17 @@ class Consumer:
         for thread in self._threads:
             thread.start()
         try:
-            self.wait(lambda: "started" in self._seen, 40, "start")
+            self.wait(lambda: "started" in self._seen, 90, "start")
         except BaseException:
             self._child.kill()
             raise
 
-    def receive(self, count: int, timeout_s: float = 40) -> list[Line]:
-        """Waits for `count` messages in all; returns all that came."""
+    def receive(self, count: int, timeout_s: float = 90) -> list[Line]:
+        """Waits for `count` messages in all; returns all that came.
+
+        A Java consumer whose first balancing came too early tries again every 20 s, so on a
+        busy machine even upstream's own broker may serve it only at the second or third try.
+        """
         self.wait(lambda: len(self.messages) >= count, timeout_s, f"receive {count} messages")
         return list(self.messages)
 

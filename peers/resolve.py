@@ -25,6 +25,7 @@ SOURCES = ROOT / "peers"
 BUILD = ROOT / "build" / "peers"
 
 _PAUSES_S = (2, 8)  # between the three tries
+_pause = time.sleep
 
 
 class ToolMissing(Exception):
@@ -72,7 +73,7 @@ def run_with_tries(
                 return done.stdout
             output = done.stdout
         if pause_s is not None:
-            time.sleep(pause_s)
+            _pause(pause_s)
     raise ResolveFailed(f"{' '.join(command)} failed three times\n{output[-4000:]}")
 
 

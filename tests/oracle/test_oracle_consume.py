@@ -137,11 +137,11 @@ def test_two_members_share_and_take_over(
     ready(other)
     sender = ready(GO)
     with Consumer(java, cluster.namesrv, topic, group) as first:
-        first.wait(lambda: len(first.assigned) == 4, 30, "get all queues")
+        first.wait(lambda: len(first.assigned) == 4, 90, "get all queues")
         with Consumer(other, cluster.namesrv, topic, group) as second:
-            first.wait(lambda: len(first.assigned) == 2, 40, "give two queues away")
+            first.wait(lambda: len(first.assigned) == 2, 90, "give two queues away")
             if other.name.startswith("java"):
-                second.wait(lambda: len(second.assigned) == 2, 40, "get two queues")
+                second.wait(lambda: len(second.assigned) == 2, 90, "get two queues")
                 assert sorted(first.assigned + second.assigned) == [0, 1, 2, 3]
             shared = letters(40, label="shared", shards=4)
             send(sender, cluster.namesrv, topic, f"p_{group}", "orderly", shared)
@@ -153,7 +153,7 @@ def test_two_members_share_and_take_over(
             assert theirs == {0, 1, 2, 3} - mine
             if leaves == "kill9":
                 second.kill9()
-        first.wait(lambda: len(first.assigned) == 4, 40, "take over all queues")
+        first.wait(lambda: len(first.assigned) == 4, 90, "take over all queues")
         alone = letters(20, label="alone", shards=4)
         send(sender, cluster.namesrv, topic, f"p_{group}", "orderly", alone)
         first.receive(40)

@@ -13,7 +13,7 @@ from peers.resolve import ResolveFailed, ToolMissing, make_once, require, run_wi
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     seen: list[float] = []
-    monkeypatch.setattr("peers.resolve.time.sleep", seen.append)
+    monkeypatch.setattr(resolve, "_pause", seen.append)
     return seen
 
 
