@@ -1,7 +1,7 @@
 """The `cosmo` command: its words, flags and exit codes. Work happens in `serve.py`.
 
-Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage. Data goes to stdout,
-everything else to stderr.
+Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage, 6 the store tools found
+problems. Data goes to stdout, everything else to stderr.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from cosmodrome import __version__
-from cosmodrome.cli import settings
+from cosmodrome.cli import settings, store_tools
 from cosmodrome.errors import CosmodromeError
 
 EXIT_ERROR = 1
@@ -37,6 +37,9 @@ def namesrv() -> None:
 @cosmo.group()
 def broker() -> None:
     """The broker alone."""
+
+
+cosmo.add_command(store_tools.store)
 
 
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
