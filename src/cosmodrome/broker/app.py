@@ -39,7 +39,7 @@ from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
 from cosmodrome.errors import ConfigError
 from cosmodrome.layout import TOPIC_BYTES_MAX
-from cosmodrome.store.store import Store
+from cosmodrome.store.store import DelayLevels, Store
 from cosmodrome.transport.ports import HA_OFFSET, VIP_OFFSET, free_base_port
 from cosmodrome.transport.router import Router
 from cosmodrome.transport.server import Server
@@ -95,11 +95,12 @@ class Broker:
         topics: Topics,
         groups: Groups,
         offsets: Offsets,
+        expressions: Expressions,
         clients: Clients,
         admin: Admin,
-        waiters: Waiters[PullReply],
         delays: Delays,
         timers: Timers,
+        waiters: Waiters[PullReply],
         announce: Announce,
         server: Server,
         *,
@@ -211,16 +212,23 @@ def build_broker(
         options, os.path.join(config, "subscriptionGroup.json"), env, writable=takes_sends
     )
     offsets = Offsets(options, os.path.join(config, "consumerOffset.json"), messages, env)
+    expressions = Expressions(
+        os.path.join(config, "consumerFilter.json"),
+        env,
+        keep_dead_ms=options.filter_data_clean_time_span,
+    )
     clients = Clients(options, topics, groups, env.clock)
+    filters = Filters(options, clients, expressions)
     waiters: Waiters[PullReply] = Waiters(messages.arrivals, options.pulls_held_max)
+    delays, timers, deferral = _for_later(store, config, messages, topics, env, deliver=takes_sends)
     produce = Produce(
         options,
         messages,
         topics,
         groups,
+        deferral,
         env,
         lambda: place.packed,
-    delays, timers, deferral = _for_later(store, config, messages, topics, env, deliver=takes_sends)
         body_bytes_max=store.max_message_size,
     )
     consume = Consume(options, messages, topics, groups, filters, offsets, waiters)
@@ -230,7 +238,6 @@ def build_broker(
         options, log_path, env, messages, topics, clients, offsets, consume, delays.figures
     )
     announce = Announce(options, topics)
-        deferral,
 
     def forget_group(gone: GroupDeleted) -> None:
         if gone.remove_offsets:
@@ -239,10 +246,13 @@ def build_broker(
     topics.deleted.subscribe(messages.delete_topic)
     topics.deleted.subscribe(offsets.remove_topic)
     groups.deleted.subscribe(forget_group)
+    clients.told.subscribe(lambda told: expressions.heard(told.group, told.subscriptions))
+    clients.left.subscribe(expressions.left)
     topics.announced = announce.announced
 
     services = (
         *(topics, groups, offsets, clients, Locks(), produce, consume),
+        *(delays, retry, recall),
         *(Query(options, messages), admin, Settings((options, store, sockets), env.clock)),
     )
     server = Server(Router(BROKER, services), sockets, "broker")
@@ -252,10 +262,12 @@ def build_broker(
         messages,
         topics,
         groups,
-        *(delays, retry, recall),
         offsets,
+        expressions,
         clients,
         admin,
+        delays,
+        timers,
         waiters,
         announce,
         server,
@@ -263,18 +275,6 @@ def build_broker(
     )
 
 
-def advertised_host(bind_address: str) -> str:
-    """The address to tell clients when none is configured."""
-    if bind_address not in ANY_ADDRESS:
-        delays,
-        timers,
-        return bind_address
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(ELSEWHERE)
-            host = str(probe.getsockname()[0])
-        except OSError:
-            return LOOPBACK  # no route to anywhere: only this machine can be meant
 def _for_later(
     options: StoreOptions, config: str, store: Store, topics: Topics, env: Env, *, deliver: bool
 ) -> tuple[Delays, Timers, Deferral]:
@@ -305,6 +305,16 @@ def _for_later(
     return delays, timers, deferral
 
 
+def advertised_host(bind_address: str) -> str:
+    """The address to tell clients when none is configured."""
+    if bind_address not in ANY_ADDRESS:
+        return bind_address
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(ELSEWHERE)
+            host = str(probe.getsockname()[0])
+        except OSError:
+            return LOOPBACK  # no route to anywhere: only this machine can be meant
     return LOOPBACK if host in ANY_ADDRESS else host
 
 

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Iterable, Sequence
 
+from cosmodrome.broker.filters import expression_of, is_tag_type, not_enabled
 from cosmodrome.broker.groups import Groups
 from cosmodrome.broker.topics import PERM_READ_WRITE, Topics
 from cosmodrome.env.base import Clock
@@ -25,7 +27,6 @@ from cosmodrome.env.signal import Signal
 from cosmodrome.errors import Code, Refused
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import (
-    TAG,
     CheckClientRequestBody,
     ConsumerConnection,
     ConsumerData,
@@ -106,13 +107,24 @@ class ConsumerGroup:
         self.warned = False
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Told:
+    """What a heartbeat said about the subscriptions of a group."""
+
+    group: str
+    subscriptions: Sequence[SubscriptionData]
+
+
 class Clients:
-    """`changes` fires with the name of a consumer group whose members or topics changed."""
+    """`changes` fires with the name of a consumer group whose members or topics changed, in the
+    next turn of the loop. At once fire `told`, with every heartbeat of a consumer, and `left`,
+    with the name of a group whose last member is gone."""
 
     def __init__(
         self, options: BrokerOptions, topics: Topics, groups: Groups, clock: Clock
     ) -> None:
         self._notify_enabled = options.notify_consumer_ids_changed_enable
+        self._filter_enabled = options.enable_property_filter
         self._topics = topics
         self._groups = groups
         self._clock = clock
@@ -122,6 +134,8 @@ class Clients:
         self._unannounced: set[str] = set()
         self._scanner: asyncio.Task[None] | None = None
         self.changes: Signal[str] = Signal()
+        self.told: Signal[Told] = Signal()
+        self.left: Signal[str] = Signal()
 
     async def start(self) -> None:
         if self._scanner is None:
@@ -254,12 +268,10 @@ class Clients:
     def check_client_config(self, ask: CheckClientConfig, call: Call) -> Reply:
         subscription = bodies.decode(CheckClientRequestBody, ask.body).subscription_data
         kind = subscription.expression_type
-        if kind != TAG:
-            raise Refused(
-                Code.SYSTEM_ERROR,
-                f"Filtering by {kind[:32]} is not served by this version yet;"
-                " subscribe by tags (expression type TAG).",
-            )
+        if not is_tag_type(kind):
+            if not self._filter_enabled:
+                raise not_enabled(kind)
+            expression_of(kind, subscription.sub_string)
         return Reply()
 
     # --- joining ----------------------------------------------------------------------------
@@ -279,6 +291,7 @@ class Clients:
         member, changed = self._member(group.members, CONSUMER, name, client_id, call)
         changed |= _merge(group, data.subscription_data_set)
         self._compare(group, member, data)
+        self.told.fire(Told(name, data.subscription_data_set))
         if changed:
             self._changed(name)
 
@@ -368,6 +381,7 @@ class Clients:
             member = group.members.pop(connection)
             if not group.members:
                 del self._consumers[name]
+                self.left.fire(name)
             self._changed(name)
         log.info(
             "client_left kind=%s group=%s client=%s address=%s reason=%r",

@@ -8,17 +8,17 @@ without committing and without being parked again.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from typing import Protocol
 
-from cosmodrome.broker.filters import Matches, matcher_of_subscription, matcher_of_text
+from cosmodrome.broker.filters import Filters, Wanted
 from cosmodrome.broker.groups import Groups
 from cosmodrome.broker.topics import Topics
 from cosmodrome.broker.waiters import Waiters
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.errors import Code, Refused
 from cosmodrome.store.store import Batch, ReadStatus, Store
-from cosmodrome.wire.bodies import PERM_READ, SubscriptionData, SubscriptionGroupConfig
+from cosmodrome.wire.bodies import PERM_READ, SubscriptionGroupConfig
 from cosmodrome.wire.commands.consume import (
     LitePullMessage,
     PullMessage,
@@ -29,9 +29,7 @@ from cosmodrome.wire.table import Call
 
 PULL_COMMIT = 0x1
 PULL_SUSPEND = 0x2
-PULL_SUBSCRIPTION = 0x4
 
-BROADCASTING = "BROADCASTING"
 MASTER_ID = 0
 
 _CODES = {
@@ -49,17 +47,19 @@ class Commits(Protocol):
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None: ...
 
 
-class OnlineGroup(Protocol):
-    """A group that has members right now, as their heartbeats describe it."""
+class _Parked:
+    """A pull that waits and its filter, which may need the records to decide.
 
-    @property
-    def message_model(self) -> str: ...
-    @property
-    def subscriptions(self) -> Mapping[str, SubscriptionData]: ...
+    `offset` moves over messages that arrived and were not wanted, so that neither the next
+    arrival nor the answer looks at them again.
+    """
 
+    __slots__ = ("ask", "offset", "wanted")
 
-class OnlineGroups(Protocol):
-    def group(self, name: str) -> OnlineGroup | None: ...
+    def __init__(self, ask: PullRequest, wanted: Wanted) -> None:
+        self.ask = ask
+        self.wanted = wanted
+        self.offset = ask.queue_offset
 
 
 class Consume:
@@ -71,7 +71,7 @@ class Consume:
         store: Store,
         topics: Topics,
         groups: Groups,
-        clients: OnlineGroups,
+        filters: Filters,
         offsets: Commits,
         waiters: Waiters[PullReply],
     ) -> None:
@@ -79,7 +79,7 @@ class Consume:
         self._store = store
         self._topics = topics
         self._groups = groups
-        self._clients = clients
+        self._filters = filters
         self._offsets = offsets
         self._waiters = waiters
         self.messages_total = 0
@@ -97,22 +97,24 @@ class Consume:
         return self._serve(ask, call)
 
     def _serve(self, ask: PullRequest, call: Call) -> PullReply | Awaitable[PullReply]:
-        group, matches = self._checked(ask)
-        reply = self._read(ask, group, matches)
+        group, wanted = self._checked(ask)
+        reply = self._read(ask, group, wanted, ask.queue_offset)
         if ask.sys_flag & PULL_COMMIT and self._options.broker_id == MASTER_ID:
             self._offsets.commit(ask.consumer_group, ask.topic, ask.queue_id, ask.commit_offset)
         if reply.code != Code.PULL_NOT_FOUND or not ask.sys_flag & PULL_SUSPEND:
             return reply
         if reply.next_begin_offset != ask.queue_offset:
             return reply  # a hole in the queue: there is something to pull behind it already
+        parked = _Parked(ask, wanted)
         held = self._waiters.hold(
             topic=ask.topic,
             queue_id=ask.queue_id,
             offset=ask.queue_offset,
-            matches=matches,
+            matches=wanted.code,
             timeout_ms=self._hold_ms(ask),
             connection=call.connection,
-            rerun=lambda: self._read(ask, *self._checked(ask)),
+            rerun=lambda: self._rerun(parked),
+            skip=None if wanted.record is None else lambda offset: self._skip(parked, offset),
         )
         return reply if held is None else held
 
@@ -121,13 +123,40 @@ class Consume:
             return ask.suspend_timeout_millis
         return self._options.short_polling_time_mills
 
+    def _skip(self, parked: _Parked, offset: int) -> int | None:
+        """Where the unwanted messages from `offset` on end; None when there is an answer."""
+        ask, wanted = parked.ask, parked.wanted
+        batch = self._store.read(
+            *(ask.topic, ask.queue_id, offset, 1),
+            matches=wanted.code,
+            matches_record=wanted.record,
+        )
+        if batch.status is not ReadStatus.NO_MATCHED_MESSAGE:
+            return None
+        parked.offset = batch.next_offset
+        return batch.next_offset
+
+    def _rerun(self, parked: _Parked) -> PullReply:
+        ask = parked.ask
+        group, wanted = self._checked(ask)
+        if parked.offset == ask.queue_offset or not wanted.same_records(parked.wanted):
+            return self._read(ask, group, wanted, ask.queue_offset)
+        reply = self._read(ask, group, wanted, parked.offset)
+        if reply.code == Code.PULL_NOT_FOUND:
+            # Compat: there were messages, none of them wanted; say so as one read would have.
+            reply.code = Code.PULL_RETRY_IMMEDIATELY
+            reply.remark = ReadStatus.NO_MATCHED_MESSAGE.name
+        return reply
+
     # --- reading -----------------------------------------------------------------------------
 
     def _read(
-        self, ask: PullRequest, group: SubscriptionGroupConfig, matches: Matches | None
+        self, ask: PullRequest, group: SubscriptionGroupConfig, wanted: Wanted, offset: int
     ) -> PullReply:
         batch = self._store.read(
-            ask.topic, ask.queue_id, ask.queue_offset, max(ask.max_msg_nums, 1), matches=matches
+            *(ask.topic, ask.queue_id, offset, max(ask.max_msg_nums, 1)),
+            matches=wanted.code,
+            matches_record=wanted.record,
         )
         if batch.status is ReadStatus.FOUND:
             self.found_total += 1
@@ -136,7 +165,7 @@ class Consume:
         else:
             self.missed_total += 1
         return PullReply(
-            code=_code(batch.status, ask.queue_offset),
+            code=_code(batch.status, offset),
             remark=batch.status.name,
             suggest_which_broker_id=self._suggested_broker(batch, group),
             next_begin_offset=batch.next_offset,
@@ -152,10 +181,10 @@ class Consume:
 
     # --- checks ------------------------------------------------------------------------------
 
-    def _checked(self, ask: PullRequest) -> tuple[SubscriptionGroupConfig, Matches | None]:
+    def _checked(self, ask: PullRequest) -> tuple[SubscriptionGroupConfig, Wanted]:
         try:
             group = self._checked_group(ask)
-            return group, self._checked_filter(ask, group)
+            return group, self._filters.of(ask, group)
         except Refused:
             self.failures_total += 1
             raise
@@ -198,38 +227,6 @@ class Consume:
                 " queues to read, counted from 0; refresh the route of the topic.",
             )
         return group
-
-    def _checked_filter(self, ask: PullRequest, config: SubscriptionGroupConfig) -> Matches | None:
-        if ask.sys_flag & PULL_SUBSCRIPTION:
-            return matcher_of_text(ask.expression_type, ask.subscription)
-        name = ask.consumer_group
-        group = self._clients.group(name)
-        if group is None:
-            raise Refused(
-                Code.SUBSCRIPTION_NOT_EXIST,
-                f"Consumer group {name} has no member that sent a heartbeat here; the client"
-                " sends one within 30 seconds.",
-            )
-        if group.message_model == BROADCASTING and not config.consume_broadcast_enable:
-            raise Refused(
-                Code.NO_PERMISSION,
-                f"Consumer group {name} may not consume by broadcast; its"
-                " consumeBroadcastEnable is off.",
-            )
-        subscription = group.subscriptions.get(ask.topic)
-        if subscription is None:
-            raise Refused(
-                Code.SUBSCRIPTION_NOT_EXIST,
-                f"Consumer group {name} is not subscribed to {ask.topic}; all members of a group"
-                " must subscribe to the same topics.",
-            )
-        if subscription.sub_version < ask.sub_version:
-            raise Refused(
-                Code.SUBSCRIPTION_NOT_LATEST,
-                f"The newest subscription of group {name} has not arrived here yet; the next"
-                " heartbeat brings it.",
-            )
-        return matcher_of_subscription(subscription)
 
 
 def _code(status: ReadStatus, requested: int) -> Code:

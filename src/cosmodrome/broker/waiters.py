@@ -3,7 +3,8 @@
 A parked pull belongs to one queue and one connection and ends in exactly one of three ways:
 
 - woken, by an arrival that its filter wants or by its deadline: the pull runs once more and
-  its outcome is the answer;
+  its outcome is the answer. A filter that needs the records themselves looks at what arrived
+  first (`skip`); while nothing is wanted the pull stays parked behind it, deadline unchanged;
 - dropped, because its connection closed or the broker stops: its future is cancelled, so it
   is never answered (Compat: a client that left gets no answer to its long polls);
 - cancelled from outside, which forgets it like the second case.
@@ -31,9 +32,16 @@ HOLD_MS_MAX = 600_000
 
 QueueKey = tuple[str, int]
 
+# Looks at the messages from an offset on: the offset behind those it does not want, or None
+# when the pull has something to answer.
+Skip = Callable[[int], int | None]
+
 
 class _Waiter(Generic[R]):
-    __slots__ = ("answer", "connection", "key", "matches", "offset", "rerun", "timer")
+    __slots__ = (
+        *("answer", "connection", "end", "key", "looking", "matches", "offset", "rerun"),
+        *("skip", "timer"),
+    )
 
     def __init__(
         self,
@@ -42,6 +50,7 @@ class _Waiter(Generic[R]):
         matches: Matches | None,
         connection: Connection,
         rerun: Callable[[], R],
+        skip: Skip | None,
         answer: asyncio.Future[R],
     ) -> None:
         self.key = key
@@ -49,6 +58,9 @@ class _Waiter(Generic[R]):
         self.matches = matches
         self.connection = connection
         self.rerun = rerun
+        self.skip = skip
+        self.looking = False  # a look at what arrived is due already
+        self.end = offset  # of the queue, as the last arrival told
         self.answer = answer
         self.timer: asyncio.TimerHandle | None = None
 
@@ -84,13 +96,14 @@ class Waiters(Generic[R]):
         timeout_ms: int,
         connection: Connection,
         rerun: Callable[[], R],
+        skip: Skip | None = None,
     ) -> asyncio.Future[R] | None:
         """Park a pull at `offset`; None when there is no room or the wait would be empty."""
         if timeout_ms <= 0 or self._held >= self._held_max or self._stopped or connection.closed:
             return None
         loop = asyncio.get_running_loop()
         key = (topic, queue_id)
-        waiter = _Waiter(key, offset, matches, connection, rerun, loop.create_future())
+        waiter = _Waiter(key, offset, matches, connection, rerun, skip, loop.create_future())
         self._remember(waiter)
         delay_s = min(timeout_ms, HOLD_MS_MAX) / 1000
         waiter.timer = loop.call_later(delay_s, self._wake, waiter)
@@ -112,10 +125,35 @@ class Waiters(Generic[R]):
         if parked is None:
             return
         for waiter in [waiter for waiter in parked if waiter.wants(arrival)]:
+            if waiter.skip is not None:
+                waiter.end = arrival.max_offset
+                self._look_soon(waiter)
+                continue
             # Out of the table now, so that the next arrival does not meet it again; run in the
             # next turn, so that the store is not re-entered while it announces.
             self._forget(waiter)
             waiter.answer.get_loop().call_soon(self._wake, waiter)
+
+    def _look_soon(self, waiter: _Waiter[R]) -> None:
+        if not waiter.looking:
+            waiter.looking = True
+            waiter.answer.get_loop().call_soon(self._look, waiter)
+
+    def _look(self, waiter: _Waiter[R]) -> None:
+        """One step over what arrived; a long way is gone in several turns of the loop."""
+        waiter.looking = False
+        if waiter.answer.done() or waiter.skip is None:
+            return
+        try:
+            behind = waiter.skip(waiter.offset)
+        except Exception:
+            behind = None  # the pull itself says what is wrong
+        if behind is None or (behind <= waiter.offset and waiter.offset < waiter.end):
+            self._wake(waiter)
+            return
+        waiter.offset = max(behind, waiter.offset)
+        if waiter.offset < waiter.end:
+            self._look_soon(waiter)
 
     def _wake(self, waiter: _Waiter[R]) -> None:
         self._forget(waiter)

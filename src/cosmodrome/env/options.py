@@ -166,6 +166,17 @@ class BrokerOptions(Options, frozen=True, kw_only=True):
     region_id: Annotated[str, _said("region told to clients")] = "DefaultRegion"
     reject_transaction_message: Annotated[bool, _said("refuse transactional sends")] = False
     slave_read_enable: Annotated[bool, _said("suggest a slave to consumers far behind")] = False
+    enable_property_filter: Annotated[
+        bool,
+        _said("consumers may filter by SQL92 expressions (on by default here; upstream's is off)"),
+    ] = True
+    filter_support_retry: Annotated[
+        bool,
+        _said("retried messages pass the SQL92 filter of their original topic once more"),
+    ] = False
+    filter_data_clean_time_span: Annotated[
+        int, _said("ms that the SQL92 filter of a group without members is kept", least=1)
+    ] = 86_400_000
     long_polling_enable: Annotated[bool, _said("hold pulls that find nothing")] = True
     short_polling_time_mills: Annotated[
         int, _said("ms a pull is held without long polling", least=1)

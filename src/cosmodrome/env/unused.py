@@ -41,8 +41,7 @@ _REASONS: dict[str, str] = {
         diskSpaceCleanForciblyRatio diskFallRecorded
     """,
     "the feature it belongs to is not served yet": """
-        enablePropertyFilter filterSupportRetry enableCalcFilterBitMap
-        expectConsumerNumUseFilter maxErrorRateOfBloomFilter filterDataCleanTimeSpan
+        enableCalcFilterBitMap expectConsumerNumUseFilter maxErrorRateOfBloomFilter
         transactionTimeOut transactionCheckMax transactionCheckInterval
         storeReplyMessageEnable disableConsumeIfConsumerReadSlowly consumerFallbehindThreshold
         enableDetailStat autoDeleteUnusedStats enableConsumeQueueExt

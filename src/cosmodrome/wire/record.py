@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 import zlib
 from collections.abc import Iterator
 
@@ -16,10 +17,13 @@ from cosmodrome.layout import (
     RECORD_BYTES_MIN,
     RECORD_HEAD,
     RECORD_MIDDLE,
+    RECORD_SYS_FLAG_AT,
     SYS_BORN_V6,
     SYS_STORE_V6,
 )
 from cosmodrome.wire.message import offset_message_id, parse_properties
+
+_INT = struct.Struct(">i")
 
 
 @dataclasses.dataclass(slots=True)
@@ -109,6 +113,30 @@ def decode_record(data: bytes | bytearray | memoryview, at: int = 0) -> Record:
         topic=str(view[topic_at:topic_end], "utf-8", "replace"),
         properties=str(view[properties_at:end], "utf-8", "replace"),
     )
+
+
+def record_properties(record: bytes | memoryview) -> dict[str, str]:
+    """The properties of one whole record, without reading the rest of it.
+
+    Empty when the parts do not add up: a filter has to decide about any record.
+    """
+    view = memoryview(record)
+    if len(view) < RECORD_BYTES_MIN:
+        return {}
+    (magic,), (sys_flag,) = _INT.unpack_from(view, 4), _INT.unpack_from(view, RECORD_SYS_FLAG_AT)
+    hosts = HOST_V6_BYTES if sys_flag & SYS_BORN_V6 else HOST_V4_BYTES
+    hosts += HOST_V6_BYTES if sys_flag & SYS_STORE_V6 else HOST_V4_BYTES
+    body_at = RECORD_HEAD.size + hosts + 8 + RECORD_MIDDLE.size
+    topic_width = 1 if magic == MAGIC_RECORD else 2
+    body_bytes = int.from_bytes(view[body_at - 4 : body_at], "big", signed=True)
+    topic_at = body_at + body_bytes + topic_width
+    if body_bytes < 0 or topic_at + 2 > len(view):
+        return {}
+    topic_bytes = int.from_bytes(view[topic_at - topic_width : topic_at], "big", signed=True)
+    properties_at = topic_at + topic_bytes + 2
+    if topic_bytes < 0 or properties_at > len(view):
+        return {}
+    return parse_properties(str(view[properties_at:], "utf-8", "replace"))
 
 
 def iter_records(data: bytes | bytearray | memoryview) -> Iterator[Record]:
