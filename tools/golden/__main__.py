@@ -1,4 +1,4 @@
-"""Records `tests/golden` again: `make golden`, or `python -m tools.golden json stores`.
+"""Records `tests/golden` again: `make golden`, or `python -m tools.golden json crash`.
 
 Words choose parts: `json` (with `store`), `binary`, `crash`, `clients`; all without words.
 Each part replaces only its own files, and only after it was recorded to its end.
@@ -26,7 +26,10 @@ OUT = Path(__file__).resolve().parents[2] / "tests" / "golden"
 BULK = 60
 FLOOD = 110
 # Not worth their size: what happens in them is recorded elsewhere.
-LEFT_OUT = {"bulk", "wait_for_delayed", "send_properties"}
+LEFT_OUT = {
+    *("bulk", "wait_for_delayed", "send_properties", "transaction_pending", "pull_stop"),
+    *("clients_stop",),
+}
 # The second header form does not need every scenario again.
 BINARY = (
     *("admin_start", "create_topic_and_group", "topic_route", "send_v2", "send_v2_unicode"),

@@ -26,8 +26,8 @@ LANGUAGES = (
     *("PHP", "OMS", "RUST"),
 )
 _FRAME_BYTES_MAX = 16 << 20
-# Look-ups that change nothing: offsets of a group, its members, routes.
-_REPEATED = (14, 38, 105)
+# Look-ups that change nothing (offsets of a group, its members, routes), and goodbyes.
+_REPEATED = (14, 35, 38, 105)
 
 
 class Recorder:
@@ -234,7 +234,8 @@ def _binary_header(data: bytes) -> Line:
 def without_repetition(scenarios: Mapping[str, list[Line]]) -> dict[str, list[Line]]:
     """Leaves out questions that got the answer they had got before in the same run.
 
-    Clients look up routes, members and offsets all the time; the first exchange says it all.
+    Clients look up routes, members and offsets all the time, and leave once per group; the first
+    exchange says it all.
     """
     answers = {
         (line["conn"], line["header"]["opaque"]): line
@@ -260,9 +261,11 @@ def without_repetition(scenarios: Mapping[str, list[Line]]) -> dict[str, list[Li
 
 
 def _essence(line: Line) -> tuple[str, bytes]:
-    """All of a frame but the number that pairs it with its answer."""
+    """All of a frame but the number that pairs it with its answer, and who asks."""
     frame = base64.b64decode(line["frame_b64"])
     header = {name: value for name, value in line["header"].items() if name != "opaque"}
+    fields = header.get("extFields") or {}
+    header["extFields"] = {name: value for name, value in fields.items() if name != "clientID"}
     return json.dumps(header, sort_keys=True), frame[len(frame) - line["body_len"] :]
 
 

@@ -239,7 +239,6 @@ final class Sends {
             Message message = message("GSql", i / 2 == 0 ? "HashAa" : "HashBB", "sql-" + i, "number " + i);
             message.putUserProperty("a", String.valueOf(i));
             producer.send(message, queue("GSql", i % 2));
-            producer.send(message("GBroadcast", "TagA", "all-" + i, "for all " + i), queue("GBroadcast", i % 2));
         }
     }
 
