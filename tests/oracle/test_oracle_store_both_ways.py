@@ -117,10 +117,16 @@ def test_upstream_serves_our_store(
             history.fill(port, "late")
         history.check(port, store)
         finish(ours, store, history, end, "first")
-    assert len(list((store / "commitlog").iterdir())) >= 3
+    assert len(list((store / "commitlog").iterdir())) >= 5
     if end == "kill9":
         # Upstream trusts our checkpoint: it does not read the whole log again.
         assert history.excuse_keys(store) > 0
+    else:
+        # Queues built again from a log that has lost its beginning do not begin at 0.
+        history.expire(store, files=2)
+        with ours:
+            history.check(port, store)
+            finish(ours, store, history, end, "again")
     with upstream:
         history.check(port, store)
         pulled = run(java, ["pull", upstream.namesrv_address, "Orders", "g_pull", "*"])
