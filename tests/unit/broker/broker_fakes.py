@@ -27,7 +27,6 @@ from cosmodrome.wire.table import Call, Command, Reply
 T = TypeVar("T")
 
 STORE_HOST = pack_host("10.1.2.3", 10911)
-SHARED = Path(__file__).parents[3] / "../shared"
 
 
 class FakeConnection:

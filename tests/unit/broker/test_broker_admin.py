@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.goldens import Golden, each_golden
 
 from cosmodrome.broker import admin as module
 from cosmodrome.broker.admin import Admin
@@ -35,7 +35,6 @@ from cosmodrome.wire.commands.topic import GetTopicStatsInfo, QueryTopicConsumeB
 from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.table import Call
 
-WIRE = Path(__file__).parents[3] / "../shared/golden/wire/json"
 CALL = Call(Frame(code=0, opaque=0), None)  # type: ignore[arg-type]
 USAGE = DiskUsage(used_bytes=31 << 30, free_bytes=69 << 30)
 
@@ -227,10 +226,9 @@ async def test_figures() -> None:
     assert {name: shown.get(name) for name in expected} == expected
 
 
-@pytest.mark.skipif(not WIRE.is_dir(), reason="golden data is not beside the repository")
-async def test_no_figure_of_upstream_is_missing() -> None:
-    for line in (WIRE / "broker_runtime_info.jsonl").read_text().splitlines():
-        frame = json.loads(line)
+@each_golden
+async def test_no_figure_of_upstream_is_missing(golden: Golden) -> None:
+    for frame in golden.wire("json", "broker_runtime_info"):
         if frame.get("request_code") == 28:
             upstream = json.loads(frame["body_text"])["table"]
     shown = await figures(World())

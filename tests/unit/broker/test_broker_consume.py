@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_fakes import SHARED, STORE_HOST, FakeConnection, FakeStore, call_of, open_store
+from broker_fakes import STORE_HOST, FakeConnection, FakeStore, call_of, open_store
+from tests.goldens import Golden, each_golden
 
 from cosmodrome.broker.consume import PULL_COMMIT, PULL_SUBSCRIPTION, PULL_SUSPEND, Consume
 from cosmodrome.broker.groups import Groups
@@ -441,13 +441,16 @@ async def test_a_message_wakes_its_consumer_through_the_real_store(tmp_path: Pat
 @pytest.mark.parametrize(
     "name", ["pull_found", "pull_not_found", "pull_offset_illegal", "pull_tag_filtered"]
 )
-async def test_upstream_clients_are_answered_as_upstream_answers(rig: Rig, name: str) -> None:
-    path = SHARED / f"golden/wire/json/{name}.jsonl"
-    if not path.exists():
-        pytest.skip("needs upstream's captured frames in ../shared")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+@each_golden
+async def test_upstream_clients_are_answered_as_upstream_answers(
+    golden: Golden, rig: Rig, name: str
+) -> None:
+    lines = golden.wire("json", name)
+    # What queue 0 held when the frames were captured.
+    ends = [line["header"].get("extFields", {}).get("maxOffset") for line in lines]
+    held = max(int(end) for end in ends if end is not None)
     rig.topics.put(TopicConfig(topic_name="GNormal", read_queue_nums=4, write_queue_nums=4))
-    for _ in range(9):  # what queue 0 held when the frames were captured
+    for _ in range(held):
         rig.store.arrive("GNormal", 0, "TagA")
     asked: dict[int, dict[str, str]] = {}
     checked = 0
@@ -460,7 +463,7 @@ async def test_upstream_clients_are_answered_as_upstream_answers(rig: Rig, name:
             reply: Any = rig.consume.pull(request, call_of(rig.connection, code=11))
             theirs = header["extFields"]
             if line["code"] == Code.SUCCESS:
-                theirs["nextBeginOffset"] = "9"  # the stand-in counts matches, not entries
+                theirs["nextBeginOffset"] = str(held)  # the stand-in counts matches, not entries
             assert (reply.code, reply.remark) == (line["code"], header["remark"])
             assert table.encode(reply) == theirs
             checked += 1

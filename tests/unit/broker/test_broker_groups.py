@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.goldens import Golden, each_golden
 
 from cosmodrome.broker.groups import BUILT_IN_GROUPS, GroupDeleted, Groups
 from cosmodrome.env.options import BrokerOptions
@@ -22,7 +23,6 @@ from cosmodrome.wire.commands.group import (
 from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.table import Call
 
-GOLDEN = Path(__file__).parents[3] / "../shared/golden/store/config"
 OPTIONS = BrokerOptions(broker_name="broker-a")
 CLOSED = BrokerOptions(broker_name="broker-a", auto_create_subscription_group=False)
 
@@ -173,9 +173,9 @@ async def test_damaged_pair_is_an_error(path: str) -> None:
         await Groups(OPTIONS, path, real_env()).start()
 
 
-@pytest.mark.skipif(not GOLDEN.is_dir(), reason="golden data is not beside the repository")
-async def test_golden_file_round_trip(path: str) -> None:
-    data = (GOLDEN / "subscriptionGroup.json").read_bytes()
+@each_golden
+async def test_golden_file_round_trip(golden: Golden, path: str) -> None:
+    data = (golden.path / "store/config/subscriptionGroup.json").read_bytes()
     Path(path).write_bytes(data)
     groups = Groups(OPTIONS, path, real_env())
     await groups.start()

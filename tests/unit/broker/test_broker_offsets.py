@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_fakes import SHARED, FakeStore, call_of, open_store
+from broker_fakes import FakeStore, call_of, open_store
+from tests.goldens import Golden, each_golden
 
 from cosmodrome.broker import offsets as module
 from cosmodrome.broker.offsets import Offsets
@@ -198,14 +199,15 @@ async def test_upstreams_forms_are_read_and_unknown_members_kept(tmp_path: Path)
     assert again["groupTopicMap"] == {"G": ["T"]}
 
 
-async def test_upstreams_own_file() -> None:
-    source = SHARED / "golden/store/config/consumerOffset.json"
-    if not source.exists():
-        pytest.skip("needs upstream's store in ../shared")
+@each_golden
+async def test_upstreams_own_file(golden: Golden) -> None:
+    source = golden.path / "store/config/consumerOffset.json"
     options = BrokerOptions()
     offsets = Offsets(options, str(source), FakeStore(), real_env())  # type: ignore[arg-type]
     await offsets.start()
-    assert offsets.of("g_normal", "GNormal") == {0: 7, 1: 10, 2: 9, 3: 8}
+    saved = fastjson.loads(source.read_bytes())["offsetTable"]
+    assert len(offsets.of("g_normal", "GNormal")) == 4
+    assert offsets.of("g_normal", "GNormal") == saved["GNormal@g_normal"]
     assert offsets.query("g_retry", "%RETRY%g_retry", 0) == 1
     await offsets.stop()
 

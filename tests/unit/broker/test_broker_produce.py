@@ -3,13 +3,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import errno
-import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_fakes import SHARED, STORE_HOST, FakeConnection, FakeStore, call_of, open_store, settled
+from broker_fakes import STORE_HOST, FakeConnection, FakeStore, call_of, open_store, settled
+from tests.goldens import Golden, each_golden
 
 from cosmodrome.broker.defer import Deferral
 from cosmodrome.broker.groups import Groups
@@ -566,32 +566,28 @@ async def test_a_failed_write_is_told_to_everyone_it_took_along(
         await rig.stop()
 
 
-def _captured(name: str) -> list[dict[str, Any]]:
-    path = SHARED / "golden/wire/json" / name
-    if not path.exists():
-        pytest.skip("needs upstream's captured frames in ../shared")
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
+@each_golden
 @pytest.mark.parametrize(
     "name",
     [
-        *("send_v2.jsonl", "send_v2_unicode.jsonl", "send_v1_code10.jsonl", "send_async.jsonl"),
-        *("send_ordered.jsonl", "send_batch_320.jsonl", "send_compressed_lz4.jsonl"),
-        *("send_autocreate.jsonl", "send_incompressible.jsonl"),
+        *("send_v2", "send_v2_unicode", "send_v1_code10", "send_async"),
+        *("send_ordered", "send_batch_320", "send_compressed_lz4"),
+        *("send_autocreate", "send_incompressible"),
     ],
 )
-async def test_upstream_clients_are_answered_as_upstream_answers(rig: Rig, name: str) -> None:
+async def test_upstream_clients_are_answered_as_upstream_answers(
+    golden: Golden, rig: Rig, name: str
+) -> None:
     rows = {10: SendMessage, 310: SendMessageV2, 320: SendBatchMessage}
     handlers = {10: rig.produce.send, 310: rig.produce.send_v2, 320: rig.produce.send_batch}
     rig.produce._body_bytes_max = 4 << 20
     answers = {
         (line["conn"], line["header"]["opaque"]): line
-        for line in _captured(name)
+        for line in golden.wire("json", name)
         if line["kind"] == "response"
     }
     checked = 0
-    for line in _captured(name):
+    for line in golden.wire("json", name):
         if line["kind"] != "request" or line["code"] not in rows:
             continue
         data = base64.b64decode(line["frame_b64"])
@@ -611,21 +607,19 @@ async def test_upstream_clients_are_answered_as_upstream_answers(rig: Rig, name:
     assert checked
 
 
-async def test_stored_properties_equal_upstreams(rig: Rig) -> None:
+@each_golden
+async def test_stored_properties_equal_upstreams(golden: Golden, rig: Rig) -> None:
     """What clients sent in the captured run, rewritten by us, against what the broker stored in
     its own run of the same scenario: the same names must be there, and none else."""
-    manifest = SHARED / "golden/store.manifest.json"
-    if not manifest.exists():
-        pytest.skip("needs upstream's store manifest in ../shared")
-    walk = json.loads(manifest.read_text())["commitlog_walk"]
+    walk = golden.manifest("store")["commitlog_walk"]
     stored = {
         (message["topic"], frozenset(message["properties"]))
         for message in walk
         if message["topic"] in ("GNormal", "GBatch", "GOrder")
     }
     checked = 0
-    for name in ("send_v2.jsonl", "send_v2_unicode.jsonl", "send_ordered.jsonl"):
-        for line in _captured(name):
+    for name in ("send_v2", "send_v2_unicode", "send_ordered"):
+        for line in golden.wire("json", name):
             ext = line["header"].get("extFields") or {}
             if line["code"] != 310 or ext.get("b") not in ("GNormal", "GOrder"):
                 continue

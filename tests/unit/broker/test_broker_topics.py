@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.goldens import Golden, each_golden
 
 from cosmodrome.broker.tables import TableFile
 from cosmodrome.broker.topics import QUEUES_MAX, TOPICS_MAX, Topics
@@ -27,7 +28,6 @@ from cosmodrome.wire.commands.topic import (
 from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.table import Call
 
-GOLDEN = Path(__file__).parents[3] / "../shared/golden/store/config"
 OPTIONS = BrokerOptions(broker_name="broker-a")
 
 
@@ -310,15 +310,15 @@ async def test_members_of_later_versions_survive(path: str) -> None:
     assert saved["dataVersion"]["counter"] == 9  # built-in topics, then the new one
 
 
-@pytest.mark.skipif(not GOLDEN.is_dir(), reason="golden data is not beside the repository")
-async def test_golden_file_round_trip(path: str) -> None:
-    data = (GOLDEN / "topics.json").read_bytes()
+@each_golden
+async def test_golden_file_round_trip(golden: Golden, path: str) -> None:
+    data = (golden.path / "store/config/topics.json").read_bytes()
     Path(path).parent.mkdir()
     Path(path).write_bytes(data)
-    options = BrokerOptions(broker_name="broker-a", trace_topic_enable=True)
+    options = BrokerOptions(broker_name="broker-a", trace_topic_enable=not golden.is_own)
     topics = Topics(options, path, real_env())
     await topics.start()
-    assert topics.version.counter == 25
+    assert topics.version.counter == fastjson.loads(data)["dataVersion"]["counter"]
     await topics._table._file.save()
     assert Path(path).read_bytes() == data
     await topics.stop()

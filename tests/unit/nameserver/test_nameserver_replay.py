@@ -5,20 +5,17 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from nameserver_peer import RawPeer
+from tests.goldens import Golden, each_golden, frames
 
 from cosmodrome.env.options import NameServerOptions, SocketOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.nameserver.app import NameServer, build_nameserver
 from cosmodrome.wire import fastjson, properties_text
 from cosmodrome.wire.frame import Frame
-
-WIRE = Path(__file__).parents[3] / "../shared/golden/wire"
 
 REGISTER, ROUTE, CLUSTER, TOPICS, VALUES, SETTINGS = 103, 105, 106, 206, 219, 319
 # Bodies compared byte by byte once our additional member is taken out.
@@ -36,20 +33,10 @@ COMPARABLE_SETTINGS = (
 LAG_S = 0.1
 
 
-def captured(*folders: str) -> list[dict[str, Any]]:
+def captured(golden: Golden, *folders: str) -> list[dict[str, Any]]:
     """Frames of the name server's link in the order they were seen."""
-    rows = [row for folder in folders for row in _rows(WIRE / folder)]
-    if not rows:
-        pytest.skip(f"no captured frames in {WIRE}")
-    return sorted(rows, key=lambda row: row["seq"])
-
-
-def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
-            if row["link"] == "ns":
-                yield row
+    rows = [row for path in golden.captures(*folders) for row in frames(path)]
+    return sorted((row for row in rows if row["link"] == "ns"), key=lambda row: row["seq"])
 
 
 def frame_bytes(row: dict[str, Any]) -> bytes:
@@ -82,7 +69,8 @@ def compare(
         assert body == expected, said
     elif kind == SETTINGS:
         ours, theirs = properties_text.loads(body), properties_text.loads(expected)
-        for key in COMPARABLE_SETTINGS:
+        assert len(theirs.keys() & set(COMPARABLE_SETTINGS)) > 3
+        for key in theirs.keys() & set(COMPARABLE_SETTINGS):
             assert ours[key] == theirs[key], f"{said} {key}"
     elif expected:
         assert normal(fastjson.loads(body)) == normal(fastjson.loads(expected)), said
@@ -103,8 +91,9 @@ def normal(value: Any) -> Any:
 Exchange = tuple[dict[str, Any], dict[str, Any], Frame]  # request, the real answer, ours
 
 
-async def replay(folder: str) -> list[Exchange]:
-    rows = captured(folder)
+async def replay(golden: Golden, folder: str) -> list[Exchange]:
+    golden.skip_without(f"wire/{folder}")
+    rows = captured(golden, folder)
     answers = {
         (row["conn"], row["header"]["opaque"]): row for row in rows if row["kind"] == "response"
     }
@@ -139,28 +128,31 @@ async def replay(folder: str) -> list[Exchange]:
     return exchanges
 
 
+@each_golden
 @pytest.mark.parametrize("folder", ["json", "binary", "clients", "acl"])
-async def test_every_captured_request_gets_the_captured_answer(folder: str) -> None:
-    for row, golden, answer in await replay(folder):
-        compare(row, golden, answer.code, answer.ext, answer.body)
+async def test_every_captured_request_gets_the_captured_answer(golden: Golden, folder: str) -> None:
+    for row, theirs, answer in await replay(golden, folder):
+        compare(row, theirs, answer.code, answer.ext, answer.body)
 
 
+@each_golden
 @pytest.mark.parametrize("folder", ["v53", "v53-client498"])
-async def test_brokers_and_clients_of_5_3_get_what_they_need(folder: str) -> None:
-    for row, golden, answer in await replay(folder):
+async def test_brokers_and_clients_of_5_3_get_what_they_need(golden: Golden, folder: str) -> None:
+    for row, real, answer in await replay(golden, folder):
         said = f"seq {row['seq']} {row['name']}"
-        assert answer.code == golden["code"], said
+        assert answer.code == real["code"], said
         if answer.code == 0 and row["code"] == ROUTE:
-            ours, theirs = json.loads(answer.body), fastjson.loads(body_of(golden))
+            ours, theirs = json.loads(answer.body), fastjson.loads(body_of(real))
             for ours_queue, theirs_queue in zip(
                 ours["queueDatas"], theirs["queueDatas"], strict=True
             ):
                 assert theirs_queue.items() <= ours_queue.items(), said
 
 
-async def test_both_dialects_were_compared() -> None:
+@each_golden
+async def test_both_dialects_were_compared(golden: Golden) -> None:
     """The captures hold loose and strict routes, so the test above has seen both."""
-    rows = [r for r in captured("json", "clients") if r.get("request_code") == ROUTE]
+    rows = [r for r in captured(golden, "json", "clients") if r.get("request_code") == ROUTE]
     found = {b"{0:" in body_of(row) for row in rows if row["code"] == 0}
     assert found == {True, False}
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.goldens import Golden, each_golden
 
 from cosmodrome import speed
 from cosmodrome.env.options import StoreOptions
@@ -15,33 +15,22 @@ from cosmodrome.env.real import real_env
 from cosmodrome.layout import QUEUE_ENTRY
 from cosmodrome.store.store import ReadStatus, Store
 
-GOLDEN = Path(__file__).parents[3] / "../shared/golden"
 ALWAYS = 1 << 60
-
-pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="no golden data beside the repository")
 
 DELAYS_MS = {1: 1000, 2: 5000, 3: 10_000, 14: 600_000, 18: 7_200_000}
 
 
-def options(root: Path) -> StoreOptions:
+def options(golden: Golden, root: Path) -> StoreOptions:
     return StoreOptions(
         store_path_root_dir=str(root),
-        mapped_file_size_commit_log=262_144,
-        mapped_file_size_consume_queue=6000,
-        max_hash_slot_num=100,
-        max_index_num=400,
         disk_space_warning_level_ratio=100,
+        **golden.sizes,
     )
 
 
-def manifest(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((GOLDEN / f"{name}.manifest.json").read_text())
-    return data
-
-
-def copied(name: str, tmp_path: Path) -> Path:
+def copied(golden: Golden, name: str, tmp_path: Path) -> Path:
     root = tmp_path / name
-    shutil.copytree(GOLDEN / name, root)
+    shutil.copytree(golden.path / name, root)
     for path in root.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
     root.chmod(0o755)
@@ -104,9 +93,10 @@ def check_keys(store: Store, facts: dict[str, Any]) -> None:
         assert len(offsets) == len(found.records)
 
 
-async def test_a_clean_store_is_read_without_touching_it() -> None:
-    facts = manifest("store")
-    store = Store(options(GOLDEN / "store"), real_env(), read_only=True)
+@each_golden
+async def test_a_clean_store_is_read_without_touching_it(golden: Golden) -> None:
+    facts = golden.manifest("store")
+    store = Store(options(golden, golden.path / "store"), real_env(), read_only=True)
     await store.start()
     check_messages(store, facts)
     check_keys(store, facts)
@@ -119,14 +109,17 @@ async def test_a_clean_store_is_read_without_touching_it() -> None:
         bound = sum(1 for at in times if at < when)
         assert store.offset_by_time(topic, queue_id, when) == low + bound
     await store.stop()
-    assert not (GOLDEN / "store/abort").exists()
+    assert not (golden.path / "store/abort").exists()
 
 
+@each_golden
 @pytest.mark.parametrize("name", ["store-crash", "store-torn"])
-async def test_a_killed_store_recovers_to_what_upstream_recovers(name: str, tmp_path: Path) -> None:
-    facts = manifest(name)
-    root = copied(name, tmp_path)
-    store = Store(options(root), real_env())
+async def test_a_killed_store_recovers_to_what_upstream_recovers(
+    golden: Golden, name: str, tmp_path: Path
+) -> None:
+    facts = golden.manifest(name)
+    root = copied(golden, name, tmp_path)
+    store = Store(options(golden, root), real_env())
     await store.start()
     check_messages(store, facts)
     check_keys(store, facts)
@@ -134,27 +127,30 @@ async def test_a_killed_store_recovers_to_what_upstream_recovers(name: str, tmp_
     await store.stop()
     names = sorted(path.name for path in (root / "commitlog").iterdir())
     assert names == [item["file"].split("/")[1] for item in facts["commitlog_files"]]
-    again = Store(options(root), real_env())
+    again = Store(options(golden, root), real_env())
     await again.start()
     check_messages(again, facts)
     check_keys(again, facts)
     await again.stop()
 
 
-async def test_derived_data_built_from_the_log_equals_upstreams(tmp_path: Path) -> None:
-    root = copied("store", tmp_path)
+@each_golden
+async def test_derived_data_built_from_the_log_equals_upstreams(
+    golden: Golden, tmp_path: Path
+) -> None:
+    root = copied(golden, "store", tmp_path)
     shutil.rmtree(root / "consumequeue")
     shutil.rmtree(root / "index")
-    store = Store(options(root), real_env(), lambda level: DELAYS_MS[level])
+    store = Store(options(golden, root), real_env(), lambda level: DELAYS_MS[level])
     await store.start()
-    check_messages(store, manifest("store"))
+    check_messages(store, golden.manifest("store"))
     await store.stop()
     for ours in sorted((root / "consumequeue").rglob("0*")):
         if ours.is_file():
-            theirs = GOLDEN / "store" / ours.relative_to(root)
+            theirs = golden.path / "store" / ours.relative_to(root)
             assert list(QUEUE_ENTRY.iter_unpack(ours.read_bytes())) == list(
                 QUEUE_ENTRY.iter_unpack(theirs.read_bytes())
             )
     ours_index = [path.read_bytes() for path in sorted((root / "index").iterdir())]
-    theirs_index = [path.read_bytes() for path in sorted((GOLDEN / "store/index").iterdir())]
+    theirs_index = [path.read_bytes() for path in sorted((golden.path / "store/index").iterdir())]
     assert ours_index == theirs_index

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from pathlib import Path
 
 import pytest
+from tests.goldens import Golden, each_golden
 
 from cosmodrome.errors import ProtocolError
 from cosmodrome.wire import bodies
@@ -37,7 +37,6 @@ from cosmodrome.wire.bodies import (
     encode_registration,
 )
 
-GOLDEN = Path(__file__).parents[3] / "../shared/golden"
 QUEUE = MessageQueue(broker_name="b", queue_id=3, topic="T")
 
 
@@ -215,6 +214,7 @@ class TestRefusals:
 
 
 class TestFiles:
+    @each_golden
     @pytest.mark.parametrize(
         ("kind", "name"),
         [
@@ -224,11 +224,9 @@ class TestFiles:
         ],
     )
     def test_upstreams_files_come_back_byte_for_byte(
-        self, kind: type[bodies.Body], name: str
+        self, golden: Golden, kind: type[bodies.Body], name: str
     ) -> None:
-        path = GOLDEN / "store/config" / name
-        if not path.exists():
-            pytest.skip("reference data is not beside the repository")
+        path = golden.path / "store/config" / name
         assert encode(decode(kind, path.read_bytes()), pretty=True) == path.read_bytes()
 
     def test_settings_of_5x_groups_survive(self) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.goldens import Golden, each_golden
 
 from cosmodrome.errors import ProtocolError
 from cosmodrome.wire import fastjson
 from cosmodrome.wire.fastjson import ObjectKey, dumps, loads
 
-GOLDEN = Path(__file__).parents[3] / "../shared/golden"
 QUEUE = ObjectKey.of({"topic": "T", "queueId": 3, "brokerName": "b"})
 
 
@@ -176,8 +175,8 @@ def test_refuses_to_write_endless_values() -> None:
         "client/broadcast-offsets.json",
     ],
 )
-def test_files_are_written_as_upstream_writes_them(name: str) -> None:
-    path = GOLDEN / name
-    if not path.exists():
-        pytest.skip("reference data is not beside the repository")
+@each_golden
+def test_files_are_written_as_upstream_writes_them(golden: Golden, name: str) -> None:
+    golden.skip_without(name)
+    path = golden.path / name
     assert dumps(loads(path.read_bytes()), pretty=True) == path.read_bytes()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.goldens import GOLDENS, Golden, each_golden, frames
 
 from cosmodrome import speed
 from cosmodrome.speed import pure
@@ -17,19 +16,7 @@ from cosmodrome.wire.frame import Frame, FrameSplitter, decode, encode
 from cosmodrome.wire.message import unpack_host
 from cosmodrome.wire.record import iter_records
 
-GOLDEN = Path(__file__).parents[3] / ".." / "shared" / "golden"
-CAPTURES = sorted((GOLDEN / "wire").glob("**/*.jsonl"))
 LANGUAGE_CODES = {name: code for code, name in enumerate(speed.LANGUAGES)}
-
-needs_golden = pytest.mark.skipif(not CAPTURES, reason="the Java captures are not beside this tree")
-
-
-def captured(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            if row["kind"] != "raw":
-                yield row
 
 
 def ext_of(header: dict[str, Any]) -> dict[str, str]:
@@ -40,14 +27,18 @@ def ext_of(header: dict[str, Any]) -> dict[str, str]:
     }
 
 
-@needs_golden
-@pytest.mark.parametrize("folder", sorted({path.parent.name for path in CAPTURES}))
-def test_captured_frames(folder: str) -> None:
+@pytest.mark.parametrize(
+    ("golden", "folder"),
+    [
+        pytest.param(golden, folder, id=f"{golden.name}-{folder}")
+        for golden in GOLDENS
+        for folder in sorted({path.parent.name for path in golden.captures()})
+    ],
+)
+def test_captured_frames(golden: Golden, folder: str) -> None:
     count = 0
-    for path in CAPTURES:
-        if path.parent.name != folder:
-            continue
-        for row in captured(path):
+    for path in golden.captures(folder):
+        for row in frames(path):
             data = base64.b64decode(row["frame_b64"])
             where = f"{path.name} seq {row['seq']}"
             (frame,) = FrameSplitter().feed(data)
@@ -102,14 +93,12 @@ def encode_as(frame: Frame, serialize: int) -> bytes:
     )
 
 
-@needs_golden
-def test_java_json_headers_are_written_byte_for_byte() -> None:
+@each_golden
+def test_java_json_headers_are_written_byte_for_byte(golden: Golden) -> None:
     """Java's own JSON responses have no order or white space of their own: ours are equal."""
     count = 0
-    for path in CAPTURES:
-        if path.parent.name != "json":
-            continue
-        for row in captured(path):
+    for path in golden.captures("json"):
+        for row in frames(path):
             data = base64.b64decode(row["frame_b64"])
             if row["header"].get("language") != "JAVA" or data[4] != 0:
                 continue
@@ -129,24 +118,22 @@ def fields_of(frame: Frame) -> tuple[Any, ...]:
     )
 
 
+@each_golden
 @pytest.mark.parametrize("flavour", [speed, pure], ids=["chosen", "pure"])
-def test_walk_over_a_java_log(flavour: Any) -> None:
-    manifest_path = GOLDEN / "store.manifest.json"
-    if not manifest_path.exists():
-        pytest.skip("the Java store is not beside this tree")
-    manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+def test_walk_over_a_java_log(golden: Golden, flavour: Any) -> None:
+    manifest = golden.manifest("store")
     walked: list[speed.Entry] = []
     records = []
     ends = []
     for file in manifest["commitlog_files"]:
-        data = (GOLDEN / "store" / file["file"]).read_bytes()
+        data = (golden.path / "store" / file["file"]).read_bytes()
         base = int(file["file"][-20:])
         entries, at, why = flavour.walk(memoryview(data), base, 0, len(data), True, 1 << 30)
         walked += entries
         records += iter_records(data[:at])
         ends.append((base + at, why))
     assert ends == [
-        (manifest["commitlog_padding"][0]["offset"], speed.WALK_BLANK),
+        *((blank["offset"], speed.WALK_BLANK) for blank in manifest["commitlog_padding"]),
         (manifest["commitlog_walk_end"], speed.WALK_EMPTY),
     ]
     assert walked == [expected_entry(row) for row in manifest["commitlog_walk"]]
@@ -182,11 +169,9 @@ def expected_entry(row: dict[str, Any]) -> speed.Entry:
     )
 
 
-def test_records_of_java_are_written_byte_for_byte() -> None:
-    log = GOLDEN / "store" / "commitlog" / "00000000000000000000"
-    if not log.exists():
-        pytest.skip("the Java store is not beside this tree")
-    data = log.read_bytes()
+@each_golden
+def test_records_of_java_are_written_byte_for_byte(golden: Golden) -> None:
+    data = (golden.path / "store" / "commitlog" / "00000000000000000000").read_bytes()
     _, end, _ = speed.walk(memoryview(data), 0, 0, len(data), True, 1 << 30)
     for encode_record in (speed.encode_record, pure.encode_record):
         out = bytearray()

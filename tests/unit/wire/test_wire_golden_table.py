@@ -5,19 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.goldens import Golden, each_golden, frames
 
 from cosmodrome.wire import bodies, fastjson, table
 from cosmodrome.wire.bodies import Body
-
-GOLDEN = Path(__file__).parents[3] / "../shared/golden/wire"
-
-pytestmark = pytest.mark.skipif(
-    not GOLDEN.exists(), reason="reference data is not beside the repository"
-)
 
 # Fields that any request may carry and no handler reads: routing hints of 4.9 and 5.x clients,
 # access control, and the request time.
@@ -72,22 +65,29 @@ REPLY_BODIES: dict[int, type[Body]] = {
 
 
 @cache
-def frames() -> list[dict[str, Any]]:
-    found = []
-    for path in sorted(GOLDEN.glob("**/*.jsonl")):
-        for line in path.read_text().strip().split("\n"):
-            frame = json.loads(line)
-            if frame["kind"] != "raw":
-                found.append(frame)
-    return found
+def recorded(golden: Golden) -> list[dict[str, Any]]:
+    return [
+        {**frame, "folder": path.parent.name}
+        for path in golden.captures()
+        for frame in frames(path)
+    ]
 
 
-def requests() -> Iterator[dict[str, Any]]:
-    return (frame for frame in frames() if frame["kind"] in ("request", "oneway"))
+def requests(golden: Golden) -> Iterator[dict[str, Any]]:
+    # A code without a name was sent to see it refused.
+    return (
+        frame
+        for frame in recorded(golden)
+        if frame["kind"] in ("request", "oneway") and frame["name"] != str(frame["code"])
+    )
 
 
-def responses() -> Iterator[dict[str, Any]]:
-    return (frame for frame in frames() if frame["kind"] == "response")
+def responses(golden: Golden) -> Iterator[dict[str, Any]]:
+    return (
+        frame
+        for frame in recorded(golden)
+        if frame["kind"] == "response" and frame.get("request") != str(frame.get("request_code"))
+    )
 
 
 def ext_of(frame: dict[str, Any]) -> dict[str, str]:
@@ -100,16 +100,18 @@ def _text(value: Any) -> str:
     return json.dumps(value)
 
 
-def test_every_recorded_code_has_a_row() -> None:
-    index = json.loads((GOLDEN / "index.json").read_text())
+@each_golden
+def test_every_recorded_code_has_a_row(golden: Golden) -> None:
+    index = json.loads((golden.path / "wire" / "index.json").read_text())
     table_names = {code: row.name for code, row in table.rows().items()}
     assert {entry["code"]: entry["name"] for entry in index}.items() <= table_names.items()
-    assert {frame["code"] for frame in requests()} <= set(table_names)
+    assert {frame["code"] for frame in requests(golden)} <= set(table_names)
 
 
-def test_request_fields_are_known_and_come_back() -> None:
+@each_golden
+def test_request_fields_are_known_and_come_back(golden: Golden) -> None:
     seen = 0
-    for frame in requests():
+    for frame in requests(golden):
         row = table.rows()[frame["code"]]
         ext = ext_of(frame)
         known = {field.encode_name for field in table.header_fields(row)}
@@ -118,12 +120,13 @@ def test_request_fields_are_known_and_come_back() -> None:
         wanted = {name: value for name, value in ext.items() if name in known}
         assert _normal(row, again) == _normal(row, wanted), row.name
         seen += 1
-    assert seen > 2000
+    assert seen > (400 if golden.is_own else 2000)
 
 
-def test_reply_fields_are_known_and_come_back() -> None:
+@each_golden
+def test_reply_fields_are_known_and_come_back(golden: Golden) -> None:
     seen = 0
-    for frame in responses():
+    for frame in responses(golden):
         if frame.get("request_code") is None:
             continue
         row = table.rows()[frame["request_code"]]
@@ -134,7 +137,7 @@ def test_reply_fields_are_known_and_come_back() -> None:
             reply = table.decode_reply(row, table.Frame(code=frame["code"], opaque=1, ext=ext))
             assert table.encode(reply) == ext, row.name
             seen += 1
-    assert seen > 1500
+    assert seen > (300 if golden.is_own else 1500)
 
 
 def _normal(row: type[table.Command[Any]], ext: dict[str, str]) -> dict[str, str]:
@@ -144,9 +147,10 @@ def _normal(row: type[table.Command[Any]], ext: dict[str, str]) -> dict[str, str
     return {name: spelled.get(text, text) if name in flags else text for name, text in ext.items()}
 
 
-def test_request_bodies_come_back() -> None:
+@each_golden
+def test_request_bodies_come_back(golden: Golden) -> None:
     seen = set()
-    for frame in requests():
+    for frame in requests(golden):
         kind = REQUEST_BODIES.get(frame["code"])
         if kind is not None and "body_text" in frame:
             check_body(kind, frame)
@@ -154,14 +158,16 @@ def test_request_bodies_come_back() -> None:
     assert seen == set(REQUEST_BODIES) - {322}
 
 
-def test_reply_bodies_come_back() -> None:
+@each_golden
+def test_reply_bodies_come_back(golden: Golden) -> None:
     seen = set()
-    for frame in responses():
+    for frame in responses(golden):
         kind = REPLY_BODIES.get(frame.get("request_code", -1))
         if kind is not None and "body_text" in frame and frame["code"] == 0:
             check_body(kind, frame)
             seen.add(frame["request_code"])
-    assert seen == set(REPLY_BODIES)
+    # The 4.9.7 broker does not know 351.
+    assert seen == set(REPLY_BODIES) - ({351} if golden.is_own else set())
 
 
 def check_body(kind: type[Body], frame: dict[str, Any]) -> None:
@@ -203,6 +209,8 @@ def completed(recorded: Any, ours: Any) -> Any:
         for key in {**ours, **recorded}:
             if key not in recorded:
                 out[key] = ours[key]
+            elif key == "codeSet" and not any(recorded[key]):
+                out[key] = ours[key]  # the C++ client does not compute hashes
             elif key in _SAME and isinstance(recorded[key], int):
                 out[key] = _SAME[key][recorded[key]]
             elif isinstance(ours.get(key), int) and isinstance(recorded[key], str):
@@ -215,15 +223,18 @@ def completed(recorded: Any, ours: Any) -> Any:
     return recorded
 
 
-def test_java_bodies_are_complete_without_help() -> None:
+@each_golden
+def test_java_bodies_are_complete_without_help(golden: Golden) -> None:
     """`completed` must not hide members that this side forgot: Java writes all of them."""
     checked = 0
-    for frame in requests():
+    for frame in requests(golden):
         kind = REQUEST_BODIES.get(frame["code"])
         if kind is None or "body_text" not in frame or frame["header"]["language"] != "JAVA":
             continue
+        if frame["folder"] == "clients":
+            continue  # the Node client calls itself Java
         text = frame["body_text"].encode()
         again = fastjson.loads(bodies.encode(bodies.decode(kind, text)))
         assert comparable(again) == comparable(fastjson.loads(text))
         checked += 1
-    assert checked > 200
+    assert checked > (40 if golden.is_own else 200)

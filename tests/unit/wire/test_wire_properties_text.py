@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
-from pathlib import Path
 
 import pytest
+from tests.goldens import Golden, each_golden, frames
 
 from cosmodrome.errors import ProtocolError
 from cosmodrome.wire.properties_text import dumps, loads
-
-GOLDEN = Path(__file__).parents[3] / "../shared/golden/wire"
 
 
 @pytest.mark.parametrize(
@@ -58,14 +55,11 @@ def test_writes_plain_lines_where_nothing_needs_an_escape() -> None:
     )
 
 
-def test_reads_the_settings_upstream_sends() -> None:
-    path = GOLDEN / "json"
-    if not path.exists():
-        pytest.skip("reference data is not beside the repository")
+@each_golden
+def test_reads_the_settings_upstream_sends(golden: Golden) -> None:
     found = 0
-    for file in path.glob("*.jsonl"):
-        for line in file.read_text().strip().split("\n"):
-            frame = json.loads(line)
+    for path in golden.captures("json"):
+        for frame in frames(path):
             if frame["kind"] == "response" and frame.get("request_code") in (26, 319):
                 body = _body(frame["frame_b64"])
                 settings = loads(body)
