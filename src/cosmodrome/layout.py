@@ -56,6 +56,7 @@ assert RECORD_BYTES_MIN == 91
 TOPIC_BYTES_MAX = 127
 PROPERTIES_BYTES_MAX = 32767
 CRC_MASK = 0x7FFFFFFF
+SECTOR_BYTES = 512  # what a disk writes whole or not at all
 
 # --- sysFlag bits --------------------------------------------------------------------------
 SYS_COMPRESSED = 0x1
@@ -88,6 +89,7 @@ QUEUE_FILLER_SIZE = 0x7FFFFFFF  # size field of entries that stand for "before t
 # --- index -----------------------------------------------------------------------------------
 INDEX_HEADER = struct.Struct(">qqqqii")  # begin/end time, begin/end offset, used slots, count
 INDEX_SLOT = struct.Struct(">i")
+INDEX_KEY = struct.Struct(">iqq")  # hash, log offset, store time: an entry before it has a place
 INDEX_ENTRY = struct.Struct(">iqii")  # hash, log offset, seconds since begin, previous entry
 assert INDEX_HEADER.size == 40 and INDEX_ENTRY.size == 20
 

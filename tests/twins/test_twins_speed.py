@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cosmodrome.layout import INDEX_KEY
 from cosmodrome.speed import pure
 
 try:
@@ -260,7 +262,9 @@ def test_walk(
     log = log_of(records, base) + tail
     view = memoryview(log)
     kind, found = same("walk", view, base, 0, len(log), check_crc, 99)
-    assert kind == "value" and len(found[0]) == len(records)
+    torn = check_crc and any(0 in record[0] for record in records)
+    assert kind == "value" and (torn or len(found[0]) == len(records))
+    same("gather", view, base, 0, len(log), check_crc, 99)
     same("walk", view, base, 0, len(log), check_crc, limit)
     same("walk", view, base, 0, min(cut, len(log)), check_crc, 99)
     same("walk", view, base, min(cut, len(log)), len(log), check_crc, 99)
@@ -269,6 +273,7 @@ def test_walk(
         if log:
             log[at % len(log)] = byte
     assert same("walk", view, base, 0, len(log), check_crc, 99)[0] == "value"
+    assert same("gather", view, base, 0, len(log), check_crc, limit)[0] == "value"
 
 
 @often
@@ -289,6 +294,78 @@ def test_walk_over_a_record_with_one_byte_changed(
 @given(st.binary(max_size=300), st.booleans())
 def test_walk_over_garbage(data: bytes, check_crc: bool) -> None:
     assert same("walk", memoryview(data), 0, 0, len(data), check_crc, 99)[0] == "value"
+
+
+QUEUED = st.tuples(
+    st.sampled_from([b"T", b"U", "ü".encode(), b"\xff", b"\xfe", b"SCHEDULE_TOPIC_XXXX"]),
+    st.integers(-1, 1),
+    st.integers(0, 3),
+    st.sampled_from([0, 4, 8, 12]),
+    st.sampled_from(
+        [
+            b"",
+            b"KEYS\x01a  b\x02UNIQ_KEY\x01u",
+            b"KEYS\x01\xc3\xbc \xff\x02TAGS\x01t",
+            b"TAGS\x01\xf0\x9f\x98\x80\x02DELAY\x013",
+        ]
+    ),
+)
+
+
+@often
+@given(st.lists(QUEUED, max_size=12), st.integers(0, 14))
+def test_gather(records: list[tuple[bytes, int, int, int, bytes]], limit: int) -> None:
+    log = bytearray()
+    for number, (topic, queue_id, queue_offset, kind, properties) in enumerate(records):
+        pure.encode_record(
+            log, len(log), queue_offset, 1_700_000_000_000 + number, topic, queue_id, 0, kind,
+            5, V4, V4, 0, 0, b"body", properties,
+        )  # fmt: skip
+    kind_, found = same("gather", memoryview(log), 0, 0, len(log), True, limit)
+    assert kind_ == "value" and found[3] == min(limit, len(records))
+    same("key_hash", "T", str(limit))
+
+
+@often
+@given(st.integers(400, 600), st.integers(0, 1500), st.integers(0, 2000), st.integers(1, 700))
+def test_lost_sectors(body_bytes: int, length: int, at: int, zeros: int) -> None:
+    log = bytearray()
+    pure.encode_record(
+        log, 0, 0, 50, b"T", 0, 0, 0, 5, V4, V4, 0, 0, b"b" * body_bytes, b"p" * length
+    )
+    at = min(at, len(log))
+    log[at : at + zeros] = bytes(len(log[at : at + zeros]))
+    for whole_ms in (0, 50, 51):
+        same("walk", memoryview(log), 0, 0, len(log), True, 9, whole_ms)
+        same("gather", memoryview(log), 0, 0, len(log), True, 9, whole_ms)
+
+
+@often
+@given(st.lists(st.tuples(INT32, INT64, INT64), max_size=30), st.integers(1, 9), INT64,
+       st.integers(1, 40), st.integers(0, 40))  # fmt: skip
+def test_chain(
+    keys: list[tuple[int, int, int]], slots: int, begin_ms: int, count: int, limit: int
+) -> None:
+    packed = b"".join(INDEX_KEY.pack(*key) for key in keys)
+    tables = [bytearray(b"\0\0\0\x02" * slots), bytearray(b"\0\0\0\x02" * slots)]
+    outs = [bytearray(b"x"), bytearray(b"x")]
+    results = [
+        twin.chain(table, packed, count, begin_ms, limit, out)
+        for twin, table, out in zip((pure, native), tables, outs, strict=True)
+    ]
+    assert results[0] == results[1]
+    assert outs[0] == outs[1] and tables[0] == tables[1]
+    assert same("chain", bytearray(3), packed, 1, 0, 9, bytearray())[0] == "error"
+
+
+@pytest.mark.parametrize("size", [*range(200), 1023, 1024, 65_537])
+def test_checksums(size: int) -> None:
+    body = bytes(at * 7 % 251 for at in range(size))
+    outs = bytearray(), bytearray()
+    for twin, out in zip((pure, native), outs, strict=True):
+        twin.encode_record(out, 0, 0, 1, b"T", 0, 0, 0, 1, V4, V4, 0, 0, body, b"")
+    assert outs[0] == outs[1]
+    assert int.from_bytes(outs[1][8:12], "big") == zlib.crc32(body) & 0x7FFFFFFF
 
 
 def test_names_are_the_same() -> None:

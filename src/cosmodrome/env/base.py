@@ -13,6 +13,8 @@ from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
+MEMORY_BYTES_ASSUMED = 8 << 30
+
 
 class Clock(Protocol):
     def now_ms(self) -> int:
@@ -34,6 +36,13 @@ class SegmentFile(Protocol):
 
     def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
         """All of `data` or OSError; after an error any part of it may be in the file."""
+
+    def next_data(self, position: int) -> int:
+        """The first place from `position` on that may hold other bytes than zeros.
+
+        The size of the file when there is none. `position` itself is always a right answer;
+        a better one spares reading what was never written.
+        """
 
     def sync(self) -> None:
         """Block until written data is on stable storage. A failure is final for this file."""
@@ -98,3 +107,4 @@ class Env:
     disk: Disk
     random: random.Random
     offload: Offload
+    memory_bytes: int = MEMORY_BYTES_ASSUMED  # of the machine, or what this process may use of it

@@ -15,11 +15,16 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import ClassVar, TypeVar
 
-from cosmodrome.env.base import DiskUsage, Env, FileLock, SegmentFile
+from cosmodrome.env.base import MEMORY_BYTES_ASSUMED, DiskUsage, Env, FileLock, SegmentFile
 from cosmodrome.errors import DirectoryInUse
 
 T = TypeVar("T")
 
+# Where a container's memory limit is found, new and old style.
+CGROUP_LIMITS = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
 OFFLOAD_THREADS = 4  # blocking disk work at once: a sync, a segment being made, a save, one spare
 
 
@@ -31,12 +36,13 @@ class WallClock:
 class MappedSegment:
     """`pwrite` for writing, a shared read-only map for reading: the page cache joins them."""
 
-    __slots__ = ("_fd", "_view", "path", "size")
+    __slots__ = ("_fd", "_read_only", "_view", "path", "size")
 
-    def __init__(self, path: str, fd: int, size: int) -> None:
+    def __init__(self, path: str, fd: int, size: int, *, read_only: bool = False) -> None:
         self.path = path
         self.size = size
         self._fd = fd
+        self._read_only = read_only
         self._view: memoryview | None = None
 
     @property
@@ -47,6 +53,8 @@ class MappedSegment:
             self._view = memoryview(
                 mmap.mmap(self._fd, self.size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
             )
+            if self._read_only:
+                self._close_fd()  # the map has a descriptor of its own; two would be a waste
         return self._view
 
     def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
@@ -60,12 +68,24 @@ class MappedSegment:
             left = left[written:]
             position += written
 
+    def next_data(self, position: int) -> int:
+        if position >= self.size:
+            return self.size
+        try:
+            return min(self.size, os.lseek(self._fd, position, os.SEEK_DATA))
+        except OSError as error:
+            # ENXIO: only a hole follows. Others: this file system does not tell.
+            return self.size if error.errno == errno.ENXIO else position
+
     def sync(self) -> None:
         os.fdatasync(self._fd)
 
     def close(self) -> None:
         # The map is dropped, not closed: slices handed out keep it alive on their own.
         self._view = None
+        self._close_fd()
+
+    def _close_fd(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -165,7 +185,7 @@ class RealDisk:
 
     def open_segment(self, path: str, *, read_only: bool = False) -> SegmentFile:
         fd = os.open(path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
-        return MappedSegment(path, fd, os.fstat(fd).st_size)
+        return MappedSegment(path, fd, os.fstat(fd).st_size, read_only=read_only)
 
     def lock(self, path: str) -> FileLock:
         path = os.path.realpath(path)
@@ -209,8 +229,23 @@ class ThreadOffload:
 
 def real_env(seed: int | None = None) -> Env:
     return Env(
-        clock=WallClock(), disk=RealDisk(), random=random.Random(seed), offload=ThreadOffload()
+        clock=WallClock(),
+        disk=RealDisk(),
+        random=random.Random(seed),
+        offload=ThreadOffload(),
+        memory_bytes=_memory_bytes(),
     )
+
+
+def _memory_bytes() -> int:
+    try:
+        of_machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return MEMORY_BYTES_ASSUMED
+    for path in CGROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            return min(of_machine, int(file.read()))  # "max" is no number: no limit
+    return of_machine
 
 
 def _write_synced(path: str, data: bytes) -> None:

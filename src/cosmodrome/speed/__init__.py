@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING
 
 from cosmodrome.speed.pure import (
     LANGUAGES,
+    SCHEDULE_TOPIC,
     WALK_BLANK,
     WALK_CORRUPT,
     WALK_EMPTY,
     WALK_MORE,
     Entry,
     Header,
+    Run,
 )
 
 if TYPE_CHECKING:
     from cosmodrome.speed.pure import (
+        chain,
         decode_header,
         encode_header,
         encode_record,
+        gather,
         java_hash,
+        key_hash,
         walk,
     )
 
@@ -42,24 +47,32 @@ else:
             from cosmodrome.speed import pure as _chosen
 
             FLAVOUR = "pure"
+    chain = _chosen.chain
     decode_header = _chosen.decode_header
     encode_header = _chosen.encode_header
     encode_record = _chosen.encode_record
+    gather = _chosen.gather
     java_hash = _chosen.java_hash
+    key_hash = _chosen.key_hash
     walk = _chosen.walk
 
 __all__ = [
     "FLAVOUR",
     "LANGUAGES",
+    "SCHEDULE_TOPIC",
     "WALK_BLANK",
     "WALK_CORRUPT",
     "WALK_EMPTY",
     "WALK_MORE",
     "Entry",
     "Header",
+    "Run",
+    "chain",
     "decode_header",
     "encode_header",
     "encode_record",
+    "gather",
     "java_hash",
+    "key_hash",
     "walk",
 ]

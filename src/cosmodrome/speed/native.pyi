@@ -1,4 +1,4 @@
-from cosmodrome.speed.pure import Entry, Header
+from cosmodrome.speed.pure import Entry, Header, Run
 
 WALK_MORE: int
 WALK_BLANK: int
@@ -35,5 +35,24 @@ def encode_record(
     properties: bytes,
 ) -> int: ...
 def walk(
-    view: memoryview, base: int, start: int, end: int, check_crc: bool, limit: int
+    view: memoryview,
+    base: int,
+    start: int,
+    end: int,
+    check_crc: bool,
+    limit: int,
+    whole_ms: int = 0,
 ) -> tuple[list[Entry], int, int]: ...
+def key_hash(topic: str, key: str) -> int: ...
+def gather(
+    view: memoryview,
+    base: int,
+    start: int,
+    end: int,
+    check_crc: bool,
+    limit: int,
+    whole_ms: int = 0,
+) -> tuple[list[Run], bytes, list[Entry], int, int, int, int]: ...
+def chain(
+    slots: bytearray, keys: bytes, count: int, begin_ms: int, limit: int, out: bytearray
+) -> tuple[int, int]: ...

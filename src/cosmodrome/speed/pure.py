@@ -20,17 +20,24 @@ from cosmodrome.layout import (
     CRC_MASK,
     HOST_V4_BYTES,
     HOST_V6_BYTES,
+    INDEX_ENTRY,
+    INDEX_KEY,
     MAGIC_BLANK,
     MAGIC_RECORD,
     MAGIC_RECORD_V2,
     PROPERTIES_BYTES_MAX,
+    QUEUE_ENTRY,
     RECORD_BYTES_MIN,
     RECORD_HEAD,
     RECORD_MIDDLE,
+    SECTOR_BYTES,
     SERIALIZE_BINARY,
     SERIALIZE_JSON,
     SYS_BORN_V6,
+    SYS_PREPARED,
+    SYS_ROLLBACK,
     SYS_STORE_V6,
+    SYS_TRANSACTION_MASK,
     TOPIC_BYTES_MAX,
 )
 
@@ -38,11 +45,15 @@ from cosmodrome.layout import (
 Header = tuple[int, int, int, int, int, str | None, dict[str, str]]
 # log_offset, size, topic, queue_id, queue_offset, sys_flag, store_ms, tags_code, delay_level, keys
 Entry = tuple[int, int, str, int, int, int, int, int, int, tuple[str, ...]]
+# topic, queue_id, queue offset of the first, packed queue entries
+Run = tuple[str, int, int, bytes]
 
 WALK_MORE = 0  # reached the end or the limit
 WALK_BLANK = 1  # a blank record: the log goes on in the next file
 WALK_EMPTY = 2  # zeros: never written
 WALK_CORRUPT = 3  # bad magic, size, checksum or log offset
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 LANGUAGES = (
     *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER"),
@@ -304,6 +315,12 @@ def java_hash(text: str) -> int:
     return value - (1 << 32) if value & 0x80000000 else value
 
 
+def key_hash(topic: str, key: str) -> int:
+    """The hash under which the index keeps a key of a topic."""
+    value = abs(java_hash(f"{topic}#{key}"))
+    return 0 if value > 0x7FFFFFFF else value  # Compat: Java's abs of the smallest int
+
+
 # --- record --------------------------------------------------------------------------------
 
 
@@ -380,13 +397,23 @@ def encode_record(
 
 
 def walk(
-    view: memoryview, base: int, start: int, end: int, check_crc: bool, limit: int
+    view: memoryview,
+    base: int,
+    start: int,
+    end: int,
+    check_crc: bool,
+    limit: int,
+    whole_ms: int = 0,
 ) -> tuple[list[Entry], int, int]:
     """Walk the records in view[start:end], where view[0] has log offset `base`.
 
     Returns the entries of good records (at most `limit`), the position behind the last of them
     and why the walk ended (WALK_*). A record is good only when all its lengths add up to its
     size and it holds its own log offset. Any bytes may be given; none of them raise.
+
+    With `check_crc` the body must match its checksum, which covers nothing else, so the rest
+    is examined for what a power cut leaves: a zero byte in the topic, or a sector of zeros,
+    counted from view[0], in the properties unless the record was stored before `whole_ms`.
     """
     if not 0 <= start <= end <= len(view):
         raise ValueError(f"walk from {start} to {end} outside a view of {len(view)} bytes")
@@ -401,7 +428,9 @@ def walk(
             return entries, at, WALK_BLANK
         if not size and not magic:
             return entries, at, WALK_EMPTY
-        entry = _entry(view, base, at, size, magic, check_crc) if size <= end - at else None
+        entry = None
+        if size <= end - at:
+            entry = _entry(view, base, at, size, magic, check_crc, whole_ms)
         if entry is None:
             return entries, at, WALK_CORRUPT
         entries.append(entry)
@@ -410,7 +439,7 @@ def walk(
 
 
 def _entry(
-    view: memoryview, base: int, at: int, size: int, magic: int, check_crc: bool
+    view: memoryview, base: int, at: int, size: int, magic: int, check_crc: bool, whole_ms: int
 ) -> Entry | None:
     if size < RECORD_BYTES_MIN or magic not in (MAGIC_RECORD, MAGIC_RECORD_V2):
         return None
@@ -438,13 +467,28 @@ def _entry(
     properties_bytes = int.from_bytes(view[properties_at - 2 : properties_at], "big", signed=True)
     if properties_bytes != end - properties_at:
         return None
-    if check_crc and zlib.crc32(view[body_at : body_at + body_bytes]) & CRC_MASK != crc:
+    if check_crc and (
+        zlib.crc32(view[body_at : body_at + body_bytes]) & CRC_MASK != crc
+        or 0 in view[topic_at : topic_at + topic_bytes]
+        or (store_ms >= whole_ms and _lost_sector(view, properties_at, end))
+    ):
         return None
     topic = str(view[topic_at : topic_at + topic_bytes], "utf-8", "replace")
     tags_code, delay_level, keys = _facts(bytes(view[properties_at:end]))
     return (
         *(log_offset, size, topic, queue_id, queue_offset, sys_flag, store_ms),
         *(tags_code, delay_level, keys),
+    )
+
+
+def _lost_sector(view: memoryview, start: int, end: int) -> bool:
+    """Whether a sector that begins between `start` and `end` holds nothing but zeros there.
+
+    Sectors that also hold other parts of a record need no look: zeros there break its lengths.
+    """
+    first = -(-start // SECTOR_BYTES) * SECTOR_BYTES
+    return any(
+        not any(view[at : min(at + SECTOR_BYTES, end)]) for at in range(first, end, SECTOR_BYTES)
     )
 
 
@@ -477,3 +521,76 @@ def _level(text: bytes) -> int:
         return 0
     level = int(digits)
     return level if level <= 0x7FFFFFFF else 0
+
+
+# --- many records at once ------------------------------------------------------------------
+
+
+def gather(
+    view: memoryview,
+    base: int,
+    start: int,
+    end: int,
+    check_crc: bool,
+    limit: int,
+    whole_ms: int = 0,
+) -> tuple[list[Run], bytes, list[Entry], int, int, int, int]:
+    """Walk as `walk` does and return what queues and index need of it, packed.
+
+    Returns runs of queue entries (consecutive offsets of one queue, in log order within it),
+    the keys of all records as packed INDEX_KEYs, the entries of delayed messages, whose tags
+    code depends on a setting (they are in no run), the number of records, the last store time
+    (0 without records), position and why.
+    """
+    entries, position, why = walk(view, base, start, end, check_crc, limit, whole_ms)
+    current: dict[tuple[str, int], tuple[int, bytearray]] = {}
+    runs: list[tuple[str, int, int, bytearray]] = []
+    keys = bytearray()
+    delayed: list[Entry] = []
+    for entry in entries:
+        log_offset, size, topic, queue_id, queue_offset, sys_flag, store_ms, tags_code = entry[:8]
+        kind = sys_flag & SYS_TRANSACTION_MASK
+        if kind != SYS_ROLLBACK:
+            for key in entry[9]:
+                keys += INDEX_KEY.pack(key_hash(topic, key), log_offset, store_ms)
+        if topic == SCHEDULE_TOPIC:
+            delayed.append(entry)
+        elif kind not in (SYS_PREPARED, SYS_ROLLBACK):
+            expected, data = current.get((topic, queue_id), (None, None))
+            if data is None or expected != queue_offset:
+                data = bytearray()
+                runs.append((topic, queue_id, queue_offset, data))
+            data += QUEUE_ENTRY.pack(log_offset, size, tags_code)
+            current[topic, queue_id] = queue_offset + 1, data
+    packed = [(topic, queue_id, first, bytes(data)) for topic, queue_id, first, data in runs]
+    last_ms = entries[-1][6] if entries else 0
+    return packed, bytes(keys), delayed, len(entries), last_ms, position, why
+
+
+def chain(
+    slots: bytearray, keys: bytes, count: int, begin_ms: int, limit: int, out: bytearray
+) -> tuple[int, int]:
+    """Give packed INDEX_KEYs their places as entries `count`, `count` + 1, … of an index file.
+
+    `slots` is the file's table of big-endian slots and is updated; packed INDEX_ENTRYs are
+    added to `out`. Stops before entry number `limit`. Returns how many keys were taken and how
+    many slots were empty before.
+    """
+    slot_count = len(slots) // 4
+    if not slot_count:
+        raise ValueError("an index file without slots")
+    taken = fresh = 0
+    for hashed, log_offset, store_ms in INDEX_KEY.iter_unpack(keys):
+        if count >= limit:
+            break
+        at = hashed % slot_count * 4
+        previous = int.from_bytes(slots[at : at + 4], "big", signed=True)
+        if not 0 < previous < count:
+            previous = 0
+            fresh += 1
+        seconds = min(max(0, (store_ms - begin_ms) // 1000), 0x7FFFFFFF)
+        out += INDEX_ENTRY.pack(hashed, log_offset, seconds, previous)
+        slots[at : at + 4] = count.to_bytes(4, "big")
+        count += 1
+        taken += 1
+    return taken, fresh

@@ -7,6 +7,7 @@ readers see either nothing or everything of a record. The queues' ends are the v
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Callable
 
 from cosmodrome import speed
@@ -18,7 +19,7 @@ from cosmodrome.store.log import Log
 from cosmodrome.store.queue import Queue, Queues
 from cosmodrome.store.values import Arrival
 
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+SCHEDULE_TOPIC = speed.SCHEDULE_TOPIC
 DELAY_UNKNOWN_MS = 1000  # Compat: what upstream adds for a level it does not know
 RECORDS_PER_WALK = 1024
 
@@ -53,7 +54,7 @@ class Dispatch:
             for queue, tags_codes in arrived.items():
                 self._announce(Arrival(queue.topic, queue.queue_id, queue.max_offset, tags_codes))
 
-    def take(self, entry: speed.Entry) -> tuple[Queue | None, int]:
+    def take(self, entry: speed.Entry, *, with_keys: bool = True) -> tuple[Queue | None, int]:
         """Put one record into queue and index; its queue (None without one) and tags code."""
         log_offset, size, topic, queue_id, queue_offset = entry[:5]
         sys_flag, store_ms, tags_code, delay_level, keys = entry[5:]
@@ -66,11 +67,43 @@ class Dispatch:
                 queue = self._queues.put(topic, queue_id, queue_offset, log_offset, size, tags_code)
             except StoreError as error:  # appends refuse such names; someone else's log may not
                 _log.error("record_without_queue log_offset=%d error=%s", log_offset, error)
-        if keys and self._index is not None and kind != SYS_ROLLBACK:
+        if with_keys and keys and self._index is not None and kind != SYS_ROLLBACK:
             self._index.put(topic, keys, log_offset, store_ms)
         self.last_ms = store_ms
         self.cursor = log_offset + size
         return queue, tags_code
+
+    def take_many(
+        self,
+        view: memoryview,
+        base: int,
+        start: int,
+        limit: int,
+        *,
+        check_crc: bool,
+        whole_ms: int,
+    ) -> tuple[int, int]:
+        """Put the records from `start` on into queues and index, many at once, for recovery.
+
+        Returns the position behind the last good one, and why it is the last (WALK_*).
+        """
+        runs, keys, delayed, count, last_ms, position, why = speed.gather(
+            view, base, start, len(view), check_crc, limit, whole_ms
+        )
+        for topic, queue_id, queue_offset, entries in runs:
+            try:
+                self._queues.put_run(topic, queue_id, queue_offset, entries)
+            except StoreError as error:
+                (log_offset,) = struct.unpack_from(">q", entries)
+                _log.error("records_without_queue log_offset=%d error=%s", log_offset, error)
+        for entry in delayed:
+            self.take(entry, with_keys=False)
+        if self._index is not None:
+            self._index.put_many(keys)
+        if count:
+            self.last_ms = last_ms
+            self.cursor = base + position
+        return position, why
 
     # --- inside ------------------------------------------------------------------------------
     def _step(self, end: int, arrived: dict[Queue, list[int]]) -> None:

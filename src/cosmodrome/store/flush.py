@@ -100,6 +100,7 @@ class Flush:
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._interval_timer: asyncio.TimerHandle | None = None
         self._syncing: asyncio.Future[None] | None = None
+        self.on_sync_failed: Callable[[], None] = lambda: None
         log.on_written = self._on_written
         log.on_lost = self._on_lost
 
@@ -199,7 +200,7 @@ class Flush:
         files = self._log.take_dirty()
         written_ms = self._log.written_ms
         self._syncing = asyncio.ensure_future(
-            self._env.offload(functools.partial(_sync_files, files))
+            self._env.offload(functools.partial(_sync_files, files, self.on_sync_failed))
         )
         self._syncing.add_done_callback(functools.partial(self._on_synced, target, written_ms))
 
@@ -256,6 +257,10 @@ class Flush:
         self._wake_later()
 
 
-def _sync_files(files: list[SegmentFile]) -> None:
-    for file in files:
-        file.sync()
+def _sync_files(files: list[SegmentFile], on_failed: Callable[[], None]) -> None:
+    try:
+        for file in files:
+            file.sync()
+    except OSError:
+        on_failed()  # here, off the loop: the process may not live to hear of it
+        raise

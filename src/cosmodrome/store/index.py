@@ -5,6 +5,9 @@ entry the one before it. Entry 0 is never used, so the count starts at 1. Like q
 index is written behind: entries, slots and header live in memory until `pending` hands
 them to a batch, and reads look there first. A file exists on disk only after its first batch.
 Keys are not compared, only their hashes: whoever asks filters the answer.
+
+While recovery builds an index of many records, the slots of the file under way are one table
+in memory, filled by compiled code and written as a whole; otherwise only changed slots are.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from collections.abc import Sequence
 
 from cosmodrome import speed
 from cosmodrome.env.base import Clock, Disk
-from cosmodrome.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
+from cosmodrome.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_KEY, INDEX_SLOT
 from cosmodrome.store.segment import FileWrite, OpenFiles, holds_nothing, write_files, zero_from
 
 NAME_DIGITS = 17  # yyyyMMddHHmmssSSS
+TABLE_KEYS_MIN = 20_000  # keys in one recovery that make a table in memory worth its size
 
 _HEADER_BYTES = INDEX_HEADER.size
 _SLOT_BYTES = INDEX_SLOT.size
@@ -30,9 +34,7 @@ _ENTRY_BYTES = INDEX_ENTRY.size
 _log = logging.getLogger(__name__)
 
 
-def key_hash(topic: str, key: str) -> int:
-    value = abs(speed.java_hash(f"{topic}#{key}"))
-    return 0 if value > 0x7FFFFFFF else value  # Compat: Java's abs of the smallest int
+key_hash = speed.key_hash
 
 
 class IndexFile:
@@ -51,6 +53,8 @@ class IndexFile:
         self._tail_at = 1  # number of the first entry in memory
         self._tail = bytearray()
         self._slots: dict[int, int] = {}
+        self._table: bytearray | None = None
+        self._table_ends = False
 
     @property
     def full(self) -> bool:
@@ -102,8 +106,9 @@ class IndexFile:
             number, end_offset, end_ms = number + 1, log_offset, entry_ms
         if number == 1:
             return False
+        if number != self.count:  # else the header says the time of its end exactly
+            self.end_offset, self.end_ms = end_offset, end_ms
         self.count = self._tail_at = number
-        self.end_offset, self.end_ms = end_offset, end_ms
         self.used_slots = self.slots - slots.count(0)
         if sys.byteorder == "little":
             slots.byteswap()
@@ -123,11 +128,36 @@ class IndexFile:
         else:
             seconds = min(max(0, (store_ms - self.begin_ms) // 1000), 0x7FFFFFFF)
         self._tail += INDEX_ENTRY.pack(hashed, log_offset, seconds, previous)
-        self._slots[slot] = self.count
+        if self._table is None:
+            self._slots[slot] = self.count
+        else:
+            INDEX_SLOT.pack_into(self._table, slot * _SLOT_BYTES, self.count)
         if previous == 0:
             self.used_slots += 1
         self.count += 1
         self.end_ms, self.end_offset = store_ms, log_offset
+
+    def put_many(self, keys: bytes) -> int:
+        """As many of these packed keys as fit; how many bytes of them were taken."""
+        table = self._table
+        if table is None:
+            table = self._table = self._load_table()
+        if self.count <= 1:
+            _, self.begin_offset, self.begin_ms = INDEX_KEY.unpack_from(keys)
+        taken, fresh = speed.chain(
+            table, keys, self.count, self.begin_ms, self.entries_max, self._tail
+        )
+        self.count += taken
+        self.used_slots += fresh
+        taken_bytes = taken * INDEX_KEY.size
+        _, self.end_offset, self.end_ms = INDEX_KEY.unpack_from(keys, taken_bytes - INDEX_KEY.size)
+        return taken_bytes
+
+    def end_table(self) -> None:
+        """No more keys come in bulk: give the table's memory back once it is written."""
+        self._table_ends = True
+        if not self._tail:
+            self._table = None
 
     def find(
         self, hashed: int, begin_ms: int, end_ms: int, found: list[int], max_count: int
@@ -151,6 +181,8 @@ class IndexFile:
         entries_at = slots_at + self.slots * _SLOT_BYTES
         pieces = [(entries_at + self._tail_at * _ENTRY_BYTES, bytes(self._tail))]
         slots = dict(self._slots)
+        if self._table is not None:
+            pieces.append((slots_at, bytes(self._table)))
         pieces += [
             (slots_at + slot * _SLOT_BYTES, INDEX_SLOT.pack(number))
             for slot, number in sorted(slots.items())
@@ -165,6 +197,19 @@ class IndexFile:
         for slot, number in slots.items():
             if self._slots.get(slot) == number:
                 del self._slots[slot]
+        if self._table_ends and not self._tail:
+            self._table = None
+
+    def _load_table(self) -> bytearray:
+        at = _HEADER_BYTES
+        if self._made:
+            table = bytearray(self._files.view(self.path)[at : at + self.slots * _SLOT_BYTES])
+        else:
+            table = bytearray(self.slots * _SLOT_BYTES)
+        for slot, number in self._slots.items():
+            INDEX_SLOT.pack_into(table, slot * _SLOT_BYTES, number)
+        self._slots.clear()
+        return table
 
     def _header(self) -> bytes:
         return INDEX_HEADER.pack(
@@ -174,7 +219,9 @@ class IndexFile:
 
     def _slot(self, slot: int) -> int:
         number = self._slots.get(slot)
-        if number is None:
+        if self._table is not None:
+            (number,) = INDEX_SLOT.unpack_from(self._table, slot * _SLOT_BYTES)
+        elif number is None:
             if not self._made:
                 return 0
             at = _HEADER_BYTES + slot * _SLOT_BYTES
@@ -215,6 +262,7 @@ class Index:
         self._read_only = read_only
         self._list: list[IndexFile] = []
         self._resume_at = 0  # records before this are in the index already
+        self._bulk_count = 0
         self.unsynced: set[str] = set()
 
     @property
@@ -238,6 +286,29 @@ class Index:
             if file is None or file.full:
                 file = self._add_file()
             file.put(key_hash(topic, key), log_offset, store_ms)
+
+    def put_many(self, keys: bytes) -> None:
+        """Packed keys of many records, in log order; `end_bulk` must follow some time."""
+        at, stop = 0, len(keys)
+        while at < stop and INDEX_KEY.unpack_from(keys, at)[1] < self._resume_at:
+            at += INDEX_KEY.size
+        self._bulk_count += (stop - at) // INDEX_KEY.size
+        while at < stop:
+            file = self._list[-1] if self._list else None
+            if file is None or file.full:
+                if file is not None:
+                    file.end_table()
+                file = self._add_file()
+            if self._bulk_count >= TABLE_KEYS_MIN:
+                at += file.put_many(keys[at:] if at else keys)
+            else:
+                file.put(*INDEX_KEY.unpack_from(keys, at))
+                at += INDEX_KEY.size
+
+    def end_bulk(self) -> None:
+        self._bulk_count = 0
+        for file in self._list:
+            file.end_table()
 
     def find(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
         """Log offsets, ascending, of messages whose key may be `key`."""
@@ -298,7 +369,9 @@ class Index:
         """
         keep = 0
         for file in self._list:
-            if file.end_ms > synced_ms or (file.end_ms == synced_ms and not file.full):
+            # The header alone proves nothing: it may be older than the slots behind it. Only a
+            # full file does not change any more.
+            if file.end_ms >= synced_ms or not file.full:
                 break
             keep += 1
         if keep < len(self._list) and not self._read_only:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os.path
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cosmodrome.env.base import Disk
 from cosmodrome.errors import StoreError
@@ -164,6 +164,7 @@ class Queues:
         self._dropped: list[Queue] = []
         self.tail_bytes = 0
         self.unsynced: set[str] = set()
+        self._disown: Callable[[], None] = lambda: None
         self.damaged = False  # files were unusable: entries of any age may be missing
 
     def __iter__(self) -> Iterator[Queue]:
@@ -216,6 +217,20 @@ class Queues:
         self._dirty.add(queue)
         return queue
 
+    def put_run(self, topic: str, queue_id: int, queue_offset: int, entries: bytes) -> None:
+        """Add packed entries of consecutive offsets."""
+        queue = self._queues.get((topic, queue_id)) or self._make(topic, queue_id)
+        log_offset, size, _ = QUEUE_ENTRY.unpack_from(entries)
+        if queue_offset == queue.max_offset and log_offset + size > queue.log_end:
+            log_offset, size, _ = QUEUE_ENTRY.unpack_from(entries, len(entries) - QUEUE_ENTRY_BYTES)
+            queue.tail += entries
+            queue.log_end = log_offset + size
+            self.tail_bytes += len(entries)
+            self._dirty.add(queue)
+            return
+        for at, entry in enumerate(QUEUE_ENTRY.iter_unpack(entries)):
+            self.put(topic, queue_id, queue_offset + at, *entry)
+
     def drop(self, queue: Queue) -> None:
         """Forget a queue; its files go at once, or after the batch that is being written."""
         self._queues.pop((queue.topic, queue.queue_id), None)
@@ -255,8 +270,12 @@ class Queues:
         return next(iter(failed.values()), None)
 
     # --- recovery ----------------------------------------------------------------------------
-    def load(self) -> None:
-        """Find the queues on disk and, trusting zeros behind the last entry, their ends."""
+    def load(self, disown: Callable[[], None] = lambda: None) -> None:
+        """Find the queues on disk and, trusting zeros behind the last entry, their ends.
+
+        `disown` is called before files that the checkpoint may vouch for are given up.
+        """
+        self._disown = disown
         for topic in self._disk.list(self._root):
             for name in self._disk.list(os.path.join(self._root, topic)):
                 if name.isascii() and name.isdigit() and str(int(name)) == name:
@@ -280,7 +299,8 @@ class Queues:
         if self._read_only:
             return
         base = end - end % queue.file_bytes
-        for later in range(base, last + queue.file_bytes, queue.file_bytes):
+        # The last file first: a power cut in between must not leave a gap.
+        for later in reversed(range(base, last + queue.file_bytes, queue.file_bytes)):
             path = segment_path(queue.directory, later)
             if later >= end:
                 self._files.forget(path)
@@ -330,7 +350,7 @@ class Queues:
         if self._read_only:
             return
         for queue in dropped:
-            for base in segment_offsets(self._disk, queue.directory):
+            for base in reversed(segment_offsets(self._disk, queue.directory)):
                 path = segment_path(queue.directory, base)
                 self._files.forget(path)
                 self._disk.remove(path)
@@ -361,9 +381,11 @@ class Queues:
             and bases[good] % size == 0
         ):
             good += 1
-        for base in bases[good:]:
-            _log.error("queue_file_unusable directory=%s base=%d", queue.directory, base)
+        if bases[good:] and not self.damaged:
             self.damaged = True
+            self._disown()
+        for base in reversed(bases[good:]):
+            _log.error("queue_file_unusable directory=%s base=%d", queue.directory, base)
             self._discard_file(queue, base)
         if not good:
             self.drop(queue)

@@ -27,9 +27,15 @@ from cosmodrome.store.dispatch import Dispatch
 from cosmodrome.store.index import Index
 from cosmodrome.store.log import Log
 from cosmodrome.store.queue import Queue, Queues
-from cosmodrome.store.segment import holds_nothing, segment_offsets, sync_files, zero_from
+from cosmodrome.store.segment import (
+    holds_nothing,
+    rewrite_files,
+    segment_offsets,
+    sync_files,
+    zero_from,
+)
 
-RECORDS_PER_STEP = 2048
+RECORDS_PER_STEP = 8192
 
 _log = logging.getLogger(__name__)
 
@@ -51,9 +57,11 @@ class Recovery:
         env: Env,
         checkpoint: Checkpoint,
         relieve: Callable[[], Awaitable[None]],
+        disown: Callable[[], None],
         *,
         check_crc: bool,
         read_only: bool,
+        doubtful: bool = False,
     ) -> None:
         self._log = log
         self._queues = queues
@@ -62,8 +70,10 @@ class Recovery:
         self._env = env
         self._checkpoint = checkpoint
         self._relieve = relieve  # lets derived data in memory reach the disk
+        self._disown = disown  # makes the checkpoint vouch for no queue entries
         self._check_crc = check_crc
         self._read_only = read_only
+        self._doubtful = doubtful  # a sync failed: what can be read may not be on the disk
 
     async def run(self, *, clean: bool) -> Recovered:
         bases = self._log_files()
@@ -78,16 +88,20 @@ class Recovery:
         orderly = start is not None
         if start is None:
             start = self._abnormal_start(bases)
+        elif start < self._vouched_start(bases):
+            self._disown()  # queue files were removed: what is built now is only in memory
         _log.info("recovery_begins clean=%s from=%d", orderly, start)
         end, why = await self._walk(start, bases)
         self._refuse_damage(end, bases)
         if self._index is not None:
+            self._index.end_bulk()
             self._index.cut(end)
         if not self._read_only:
             await self._cut(end, bases, sweep=not orderly or why == speed.WALK_CORRUPT)
             walked = range(self._log.base_of(start), end, self._log.segment_bytes)
             paths = [self._log.path_of(base) for base in walked]
-            await self._env.offload(functools.partial(sync_files, self._env.disk, paths))
+            keep = rewrite_files if self._doubtful else sync_files
+            await self._env.offload(functools.partial(keep, self._env.disk, paths))
         for queue in self._queues:
             queue.find_min(bases[0])
         self._dispatch.cursor = end
@@ -121,13 +135,6 @@ class Recovery:
                 " otherwise restore the file from a replica"
             )
         return bases
-
-    def _holds_data(self, base: int) -> bool:
-        file = self._env.disk.open_segment(self._log.path_of(base), read_only=True)
-        try:
-            return any(file.view[: RECORD_HEAD.size])
-        finally:
-            file.close()
 
     def _first_record_ms(self, base: int) -> int | None:
         """Store time of the record a file begins with, None when it begins with none."""
@@ -177,18 +184,15 @@ class Recovery:
     def _record_at(self, log_offset: int) -> speed.Entry | None:
         base = self._log.base_of(log_offset)
         view = self._log.view(base)
-        entries, _, _ = speed.walk(view, base, log_offset - base, len(view), self._check_crc, 1)
+        entries, _, _ = speed.walk(
+            *(view, base, log_offset - base, len(view), self._check_crc, 1),
+            self._checkpoint.log_ms,
+        )
         return entries[0] if entries else None
 
     def _abnormal_start(self, bases: list[int]) -> int:
-        start = bases[0]
-        for base in reversed(bases):
-            if self._queues.damaged:
-                break  # the checkpoint cannot know of it: everything is built again
-            first_ms = self._first_record_ms(base)
-            if first_ms and first_ms <= self._checkpoint.safe_ms:
-                start = base
-                break
+        # The checkpoint cannot know of damaged queues: then everything is built again.
+        start = bases[0] if self._queues.damaged else self._vouched_start(bases)
         for queue in self._queues:
             self._queues.truncate(queue, start)
             self._drop_torn_entry(queue, bases[0])
@@ -198,6 +202,14 @@ class Recovery:
             )
             start = max(bases[0], min(start, self._log.base_of(resume)))
         return start
+
+    def _vouched_start(self, bases: list[int]) -> int:
+        """The last file before which, says the checkpoint, every record has its queue entry."""
+        for base in reversed(bases):
+            first_ms = self._first_record_ms(base)
+            if first_ms and first_ms <= self._checkpoint.safe_ms:
+                return base
+        return bases[0]
 
     def _drop_torn_entry(self, queue: Queue, log_min: int) -> None:
         """A half-written entry can look like an earlier one: the last must match its record."""
@@ -214,16 +226,13 @@ class Recovery:
         while at < limit:
             base = self._log.base_of(at)
             view = self._log.view(base)
-            entries, position, why = speed.walk(
-                view, base, at - base, len(view), self._check_crc, RECORDS_PER_STEP
+            # What was synced is whole, so that odd properties of old records do no harm.
+            position, why = self._dispatch.take_many(
+                *(view, base, at - base, RECORDS_PER_STEP),
+                check_crc=self._check_crc,
+                whole_ms=self._checkpoint.log_ms,
             )
             at = base + position
-            for entry in entries:
-                if "\0" in entry[2]:
-                    # Checksums cover bodies only; no topic has such a name, so this is torn.
-                    at, why = entry[0], speed.WALK_CORRUPT
-                    break
-                self._dispatch.take(entry)
             if why == speed.WALK_BLANK:
                 at = base + self._log.segment_bytes
             elif why != speed.WALK_MORE:
@@ -239,7 +248,8 @@ class Recovery:
             if base <= end:
                 continue
             first_ms = self._first_record_ms(base)
-            if first_ms and first_ms <= self._checkpoint.log_ms:
+            # Later records may share the time of the last synced one: the clock may go back.
+            if first_ms and first_ms < self._checkpoint.log_ms:
                 raise StoreCorrupt(
                     f"no good record at offset {end} (file"
                     f" {self._log.path_of(self._log.base_of(end))}, position"

@@ -130,11 +130,29 @@ def sync_files(disk: Disk, paths: Iterable[str]) -> None:
             file.close()
 
 
+def rewrite_files(disk: Disk, paths: Iterable[str]) -> None:
+    """Write what can be read once more, then sync it. Blocking.
+
+    After a failed sync the kernel counts the pages as clean: they are read from memory, are
+    not on the disk, and a further sync has nothing to do. Only a new write brings them there.
+    """
+    for path in paths:
+        file = disk.open_segment(path)
+        try:
+            for start in range(0, file.size, ZERO_PIECE_BYTES):
+                piece = bytes(file.view[start : start + ZERO_PIECE_BYTES])
+                if any(piece):
+                    file.write(piece, start)
+            file.sync()
+        finally:
+            file.close()
+
+
 def zero_from(disk: Disk, path: str, position: int) -> bool:
     """Zero a file from `position` on, leaving holes alone; True when there was anything.
 
     Stale bytes behind the end would look like data after the next crash. The search ends after
-    a long run of zeros: reading the rest of a sparse file would fill memory with nothing.
+    a long run of zeros: reading the rest of a zeroed file would fill memory with nothing.
     Blocking.
     """
     file = disk.open_segment(path)
@@ -142,7 +160,12 @@ def zero_from(disk: Disk, path: str, position: int) -> bool:
     last = position
     try:
         view = file.view
-        for start in range(position, file.size, ZERO_PIECE_BYTES):
+        start = position
+        while start < file.size:
+            data_at = file.next_data(start)
+            if data_at > start:
+                start = last = data_at
+                continue
             stop = min(start + ZERO_PIECE_BYTES, file.size)
             zeros = bytes(stop - start)
             if bytes(view[start:stop]) != zeros:
@@ -151,6 +174,7 @@ def zero_from(disk: Disk, path: str, position: int) -> bool:
                 last = stop
             elif stop - last >= ZERO_RUN_BYTES:
                 break
+            start = stop
         if found:
             file.sync()
     finally:

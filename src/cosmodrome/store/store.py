@@ -12,6 +12,7 @@ together in one turn of the loop (see `Flush.settle`).
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os.path
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -21,7 +22,7 @@ from cosmodrome.env.base import Env, FileLock
 from cosmodrome.env.options import StoreOptions
 from cosmodrome.env.signal import Signal
 from cosmodrome.errors import ConfigError, StoreError, StoreUnwritable
-from cosmodrome.store.checkpoint import load_checkpoint
+from cosmodrome.store.checkpoint import load_checkpoint, save_checkpoint
 from cosmodrome.store.delays import DelayLevels
 from cosmodrome.store.dispatch import Dispatch
 from cosmodrome.store.flush import Flush
@@ -46,8 +47,8 @@ from cosmodrome.store.values import (
 __all__ = [
     "Arrival",
     "Batch",
-    "Draft",
     "DelayLevels",
+    "Draft",
     "Found",
     "PutStatus",
     "ReadStatus",
@@ -57,8 +58,10 @@ __all__ = [
 ]
 
 MEMORY_BYTES_ASSUMED = 8 << 30
-LOG_FILES_OPEN_MAX = 256
-DERIVED_FILES_OPEN_MAX = 1024
+# One descriptor each. Most systems allow a process 1024, and sockets need them more.
+LOG_FILES_OPEN_MAX = 128
+DERIVED_FILES_OPEN_MAX = 256
+ABORT_PLAIN, ABORT_DOUBT = b"\0", b"\1"  # Compat: upstream only asks whether the file is there
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +126,7 @@ class Store:
             timeout_ms=options.sync_flush_timeout,
             interval_ms=options.flush_interval_commit_log,
         )
+        self._flush.on_sync_failed = self._mark_doubt
         self._upkeep = Upkeep(
             *(options, env, (root, self._log.directory), self._path("checkpoint")),
             *(self._flush, self._dispatch, self._queues, self._index),
@@ -149,17 +153,19 @@ class Store:
         try:
             await self._recover()
             if not self._read_only:
-                # From here on a start without a stop in between is an abnormal one.
-                if not disk.exists(self._path("abort")):
-                    disk.create_segment(self._path("abort"), 0).close()
+                self._mark_running()
+                if disk.read(self._path("abort")) != ABORT_PLAIN:
+                    disk.replace(self._path("abort"), ABORT_PLAIN, keep=False)
                 try:
                     self._log.prepare()
                 except StoreUnwritable as error:
                     # Consumers can be served, and what they finish may free the space.
                     _log.error("log_not_writable_yet error=%s", error)
                 await self._upkeep.start()
-        except BaseException:
+        except BaseException as error:
             self._state = "stopped because its start failed"
+            if isinstance(error, OSError) and not self._read_only:
+                self._mark_doubt()
             await self._upkeep.stop()
             await self._release()
             self._unlock()
@@ -256,11 +262,6 @@ class Store:
         queue = self._queues.get(topic, queue_id)
         return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """First offset stored at or after that time; the queue's end when there is none."""
-        return self._reader.offset_by_time(topic, queue_id, timestamp_ms)
-
-    def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
     def entries(
         self, topic: str, queue_id: int, offset: int, max_count: int
     ) -> list[tuple[int, int, int]]:
@@ -271,6 +272,11 @@ class Store:
         """
         return self._reader.entries(topic, queue_id, offset, max_count)
 
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """First offset stored at or after that time; the queue's end when there is none."""
+        return self._reader.offset_by_time(topic, queue_id, timestamp_ms)
+
+    def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """Store time of one message, -1 when there is none."""
         return self._reader.store_time(topic, queue_id, queue_offset)
 
@@ -324,19 +330,60 @@ class Store:
 
     async def _recover(self) -> None:
         disk = self._env.disk
-        self._queues.load()
+        self._queues.load(self._disown)
         if self._index is not None:
             self._index.load()
         recovery = Recovery(
             *(self._log, self._queues, self._index, self._dispatch, self._env),
             load_checkpoint(disk, self._path("checkpoint")),
             _nothing if self._read_only else self._upkeep.relieve,
+            self._disown,
             check_crc=self._options.check_crc_on_recover,
             read_only=self._read_only,
+            doubtful=self._doubtful(),
         )
         found = await recovery.run(clean=not disk.exists(self._path("abort")))
         self._log.open(found.min_offset, found.end, found.last_ms)
         self._flush.open(found.end, found.last_ms)
+
+    def _disown(self) -> None:
+        """Say on disk that queues are being built again, before anything of them is given up.
+
+        Otherwise a crash before the next checkpoint would leave an old one that vouches for
+        entries which were only in memory.
+        """
+        if self._read_only:
+            return
+        path = self._path("checkpoint")
+        known = load_checkpoint(self._env.disk, path)
+        if known.queue_ms:
+            save_checkpoint(self._env.disk, path, dataclasses.replace(known, queue_ms=0))
+        self._mark_running()
+
+    def _mark_running(self) -> None:
+        """From here on a start without a stop in between is an abnormal one."""
+        if not self._env.disk.exists(self._path("abort")):
+            self._env.disk.create_segment(self._path("abort"), len(ABORT_PLAIN)).close()
+
+    def _mark_doubt(self) -> None:
+        """A sync failed: the next start must not take what it can read for what is on disk.
+
+        Nothing is synced here: the mark has to outlive this process, not a power cut, after
+        which only what is on the disk can be read anyway.
+        """
+        try:
+            self._mark_running()
+            file = self._env.disk.open_segment(self._path("abort"))
+            try:
+                file.write(ABORT_DOUBT, 0)
+            finally:
+                file.close()
+        except (OSError, ValueError) as error:
+            _log.error("failed_sync_not_marked error=%s", error)
+
+    def _doubtful(self) -> bool:
+        path = self._path("abort")
+        return self._env.disk.exists(path) and self._env.disk.read(path)[:1] == ABORT_DOUBT
 
     async def _release(self, *, keep_spare: bool = False) -> None:
         await self._flush.close()

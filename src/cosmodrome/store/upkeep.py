@@ -24,6 +24,7 @@ from cosmodrome.store.queue import Queues
 from cosmodrome.store.segment import sync_files, write_files
 
 BATCH_BYTES = 1024 * 1024  # this much in memory starts a batch early
+RECOVERY_BATCH_BYTES = 16 * 1024 * 1024  # larger: each batch may carry a whole slot table
 BACKLOG_BYTES_MAX = 64 * 1024 * 1024  # this much in memory refuses messages
 DISK_CHECK_SECONDS = 10.0
 
@@ -77,8 +78,8 @@ class Upkeep:
             self._wake.set()
 
     async def relieve(self) -> None:
-        """Write a batch now if much has gathered."""
-        if self._memory_bytes() > BATCH_BYTES:
+        """Write a batch now if much has gathered, during recovery."""
+        if self._memory_bytes() > RECOVERY_BATCH_BYTES:
             await self.write_derived()
 
     async def write_derived(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cosmodrome.errors import MessageTooLarge, ProtocolError
-from cosmodrome.layout import MAGIC_RECORD_V2, SYS_BORN_V6, SYS_STORE_V6
+from cosmodrome.layout import INDEX_KEY, MAGIC_RECORD_V2, QUEUE_ENTRY, SYS_BORN_V6, SYS_STORE_V6
 from cosmodrome.speed import pure
 
 V4 = bytes([127, 0, 0, 1, 0, 0, 0x2A, 0x9F])
@@ -364,3 +364,72 @@ def test_records_that_cannot_be_written(changes: Any, error: type[Exception]) ->
     with pytest.raises(error):
         record(out, **changes)
     assert out == b"before"
+
+
+pack = QUEUE_ENTRY.pack
+
+
+def record_with(properties: bytes, body: bytes = b"b", topic: bytes = b"T") -> bytearray:
+    log = bytearray()
+    pure.encode_record(log, 0, 0, 70, topic, 0, 0, 0, 5, V4, V4, 0, 0, body, properties)
+    return log
+
+
+@pytest.mark.parametrize("body_bytes", [1, 300, 415, 416, 417, 418, 419, 420, 421])
+def test_a_lost_sector_of_properties_is_torn(body_bytes: int) -> None:
+    log = record_with(b"p" * 1500, b"b" * body_bytes)
+    properties_at = len(log) - 1500
+    for sector in range(0, len(log), 512):
+        torn = bytearray(log)
+        torn[sector : sector + 512] = bytes(len(torn[sector : sector + 512]))
+        view = memoryview(torn)
+        assert pure.walk(view, 0, 0, len(log), True, 9)[0] == [], sector
+        if sector >= properties_at:
+            assert pure.walk(view, 0, 0, len(log), True, 9)[2] == pure.WALK_CORRUPT
+            assert len(pure.walk(view, 0, 0, len(log), True, 9, 71)[0]) == 1, "synced is whole"
+            assert len(pure.walk(view, 0, 0, len(log), False, 9)[0]) == 1
+    assert len(pure.walk(memoryview(log), 0, 0, len(log), True, 9)[0]) == 1
+
+
+def test_zeros_that_begin_within_a_sector_are_no_tear() -> None:
+    log = record_with(b"p" * 100 + bytes(50))
+    assert len(pure.walk(memoryview(log), 0, 0, len(log), True, 9)[0]) == 1
+
+
+def test_a_topic_with_a_zero_byte_is_torn() -> None:
+    log = memoryview(record_with(b"", topic=b"a\0"))
+    assert pure.walk(log, 0, 0, len(log), True, 9) == ([], 0, pure.WALK_CORRUPT)
+    assert len(pure.walk(log, 0, 0, len(log), False, 9)[0]) == 1
+
+
+def test_gathered_records_are_grouped_by_queue() -> None:
+    log = bytearray()
+    places: list[int] = []
+    for topic, queue_id, offset, kind, properties in (
+        (b"T", 0, 5, 0, b"KEYS\x01k"),
+        (b"T", 1, 0, 0, b"TAGS\x01t"),
+        (b"T", 0, 6, 0, b""),
+        (b"T", 0, 9, 0, b""),  # a gap
+        (b"T", 0, 0, 4, b"KEYS\x01half"),
+        (b"T", 0, 0, 12, b"KEYS\x01gone"),
+        (b"SCHEDULE_TOPIC_XXXX", 2, 0, 0, b"DELAY\x013\x02KEYS\x01late"),
+    ):
+        places.append(len(log))
+        pure.encode_record(
+            log, len(log), offset, 70, topic, queue_id, 0, kind, 5, V4, V4, 0, 0, b"b", properties
+        )
+    sizes = [b - a for a, b in zip(places, [*places[1:], len(log)], strict=True)]
+    runs, keys, delayed, count, last_ms, position, why = pure.gather(
+        memoryview(log), 0, 0, len(log), True, 99
+    )
+    assert runs == [
+        ("T", 0, 5, pack(places[0], sizes[0], 0) + pack(places[2], sizes[2], 0)),
+        ("T", 1, 0, pack(places[1], sizes[1], ord("t"))),
+        ("T", 0, 9, pack(places[3], sizes[3], 0)),
+    ]
+    names = [("T", "k", 0), ("T", "half", 4), ("SCHEDULE_TOPIC_XXXX", "late", 6)]
+    assert list(INDEX_KEY.iter_unpack(keys)) == [
+        (pure.key_hash(topic, key), places[at], 70) for topic, key, at in names
+    ]
+    assert [entry[0] for entry in delayed] == [places[6]]
+    assert (count, last_ms, position, why) == (7, 70, len(log), pure.WALK_MORE)

@@ -118,6 +118,9 @@ class FaultySegment:
             raise OSError(errno.ENOSPC, "No space left on device")
         self._inner.write(data, position)
 
+    def next_data(self, position: int) -> int:
+        return self._inner.next_data(position)
+
     def sync(self) -> None:
         self._faults.log.append(f"sync {Path(self.path).name}")
         if self._faults.sync is not None and self._faults.sync in self.path:
