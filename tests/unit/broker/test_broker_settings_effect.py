@@ -19,7 +19,7 @@ from cosmodrome.env.options import (
     StoreOptions,
 )
 from cosmodrome.env.real import RealDisk, real_env
-from cosmodrome.errors import Code, Refused
+from cosmodrome.errors import Code, ConfigError, Refused
 from cosmodrome.nameserver.app import NameServer, build_nameserver
 from cosmodrome.transport.channel import Channel
 from cosmodrome.transport.ports import free_base_port
@@ -253,3 +253,68 @@ async def test_message_index_enable(tmp_path: Path) -> None:
     async with node(tmp_path / "on") as it:
         await it.send(KEYS="k")
         assert (await it.call(query)).body
+
+
+async def test_message_delay_level_and_flush_delay_offset_interval(tmp_path: Path) -> None:
+    settings = {"messageDelayLevel": "2s 1s", "flushDelayOffsetInterval": "50"}
+    async with node(tmp_path, **settings) as it:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        reply = await it.send(body=b"later", DELAY="7")
+        assert (reply.queue_id, reply.queue_offset, reply.recall_handle) == (0, 0, None)
+        end = commands.GetMaxOffset(topic="T", queue_id=0)
+        async with asyncio.timeout(5):
+            while (await it.call(end)).offset == 0:
+                await asyncio.sleep(0.01)
+            assert 0.99 < loop.time() - began < 1.5
+            saved = it.folder / "store" / "config" / "delayOffset.json"
+            while not saved.exists() or b"2:1" not in saved.read_bytes():
+                await asyncio.sleep(0.01)
+        assert (await it.call(commands.GetAllDelayOffset())).body == b'{"offsetTable":{2:1}}'
+        info = bodies.decode(
+            bodies.KVTable, (await it.call(commands.GetBrokerRuntimeInfo())).body
+        ).table
+        assert info["scheduleMessageOffset_2"] == "1,1"
+
+
+def test_a_bad_message_delay_level_stops_the_start(tmp_path: Path) -> None:
+    store = StoreOptions(store_path_root_dir=str(tmp_path), message_delay_level="1s soon")
+    with pytest.raises(ConfigError, match=r"messageDelayLevel.*'soon'"):
+        build_broker(BrokerOptions(), store, SocketOptions(), real_env(seed=1))
+
+
+async def test_timer_max_delay_sec(tmp_path: Path) -> None:
+    async with node(tmp_path, timerMaxDelaySec="10") as it:
+        with refused(Code.MESSAGE_ILLEGAL, "timerMaxDelaySec 10"):
+            await it.send(TIMER_DELAY_SEC="11")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await it.send(body=b"kept", TIMER_DELAY_MS="400", UNIQ_KEY="K1")
+        reply = await it.send(body=b"recalled", TIMER_DELAY_MS="400", UNIQ_KEY="K2")
+        assert reply.recall_handle is not None
+        ask = commands.RecallMessage(topic="T", recall_handle=reply.recall_handle)
+        assert (await it.call(ask)).msg_id == "K2"
+        end = commands.GetMaxOffset(topic="T", queue_id=0)
+        async with asyncio.timeout(5):
+            while (await it.call(end)).offset == 0:
+                await asyncio.sleep(0.01)
+        assert loop.time() - began > 0.39
+        await asyncio.sleep(0.1)
+        assert (await it.call(end)).offset == 1
+
+
+async def test_a_message_given_back_comes_again(tmp_path: Path) -> None:
+    async with node(tmp_path, messageDelayLevel="1s") as it:
+        reply = await it.send(body=b"bad")
+        _, log_offset = parse_offset_message_id(reply.msg_id)
+        back = commands.ConsumerSendMsgBack(
+            offset=log_offset, group="G", delay_level=0, max_reconsume_times=3
+        )
+        await it.call(back)
+        end = commands.GetMaxOffset(topic="%RETRY%G", queue_id=0)
+        async with asyncio.timeout(5):
+            while (await it.call(end)).offset == 0:
+                await asyncio.sleep(0.01)
+        back.delay_level = -1
+        await it.call(back)
+        assert (await it.call(commands.GetMaxOffset(topic="%DLQ%G", queue_id=0))).offset == 1

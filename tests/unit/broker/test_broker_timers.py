@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import errno
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker_fakes import STORE_HOST, call_of, settled
+from later_kit import START_MS, Later, SetClock, later
+
+from cosmodrome.broker import timers as module
+from cosmodrome.broker.recall import Handle, Recall, make_handle, parse_handle
+from cosmodrome.env.real import MappedSegment
+from cosmodrome.errors import Code, Refused, StoreCorrupt
+from cosmodrome.store.store import Draft
+from cosmodrome.wire.bodies import TopicConfig
+from cosmodrome.wire.commands.produce import RecallMessage
+from cosmodrome.wire.names import TIMER_TOPIC
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+def at(ms: int, key: str = "") -> str:
+    return f"TIMER_DELIVER_MS\x01{START_MS + ms}" + (f"\x02UNIQ_KEY\x01{key}" if key else "")
+
+
+async def recall(kit: Later, key: str, ms: int, topic: str = "T", **changes: Any) -> Any:
+    if kit.topics.get("T") is None:
+        kit.topics.put(TopicConfig(topic_name="T"))
+    service = Recall(
+        kit.options, kit.store, kit.topics, kit.deferral, kit.clock, lambda: STORE_HOST
+    )
+    handle = make_handle(Handle("T", "b0", START_MS + ms, key))
+    ask = RecallMessage(
+        **{"producer_group": "P", "topic": topic, "recall_handle": handle} | changes
+    )
+    return await settled(service.recall(ask, call_of(code=370)))
+
+
+async def test_messages_come_in_the_order_of_their_times(tmp_path: Path, clock: SetClock) -> None:
+    async with later(tmp_path, clock) as kit:
+        await kit.put(b"third", at(3000))
+        await kit.put(b"first", "TIMER_DELAY_MS\x011000\x02WAIT\x01true", queue=0)
+        await kit.put(b"second", "TIMER_DELAY_SEC\x012")
+        assert [one.deliver_ms - START_MS for one in kit.timers.pending(9)] == [1000, 2000, 3000]
+        for ms, expected in (
+            (999, []),
+            (1000, [b"first"]),
+            (1999, [b"first"]),
+            (2500, [b"first", b"second"]),
+            (2999, [b"first", b"second"]),
+            (3000, [b"first", b"second", b"third"]),
+        ):
+            clock.ms = START_MS + ms
+            await kit.until(lambda wanted=expected: kit.bodies() == wanted)  # type: ignore
+            await kit.pause()
+            assert kit.bodies() == expected
+        assert kit.delivered()[0].pairs() == {
+            "TIMER_DELAY_MS": "1000",
+            "TIMER_OUT_MS": str(START_MS + 1000),
+            "TIMER_DEQUEUE_MS": str(START_MS + 1000),
+            "WAIT": "true",
+            "REAL_TOPIC": "T",
+            "REAL_QID": "0",
+        }
+        assert kit.timers.waiting == 0
+
+
+async def test_a_time_in_the_past_is_now(tmp_path: Path, clock: SetClock) -> None:
+    async with later(tmp_path, clock) as kit:
+        for properties in (at(0), at(-5000), "TIMER_DELAY_MS\x010", "TIMER_DELAY_SEC\x01-7"):
+            await kit.put(b"x", properties)
+        assert len(kit.bodies()) == 4
+        assert kit.store.bounds(TIMER_TOPIC, 0) == (0, 0)
+
+
+async def test_waiting_messages_survive_stop_and_crash(tmp_path: Path, clock: SetClock) -> None:
+    """One message holds the low end for long; what was delivered behind it is not repeated."""
+    kit = await Later(tmp_path, clock).open()
+    await kit.put(b"long", at(100_000))
+    for number in range(50):
+        await kit.put(b"%d" % number, at(1000 + number))
+    clock.ms = START_MS + 1024
+    await kit.until(lambda: len(kit.bodies()) == 25)
+    await kit.close()
+    kit = await Later(tmp_path, clock).open()
+    await kit.pause()
+    assert len(kit.bodies()) == 25
+    await kit.put(b"more", at(2000))
+    await kit.crash()
+    clock.ms = START_MS + 5000
+    async with later(tmp_path, clock) as kit:
+        await kit.until(lambda: len(kit.bodies()) == 51)
+        await kit.pause()
+        assert Counter(kit.bodies()) == Counter([*(b"%d" % n for n in range(50)), b"more"])
+        assert [one.deliver_ms - START_MS for one in kit.timers.pending(9)] == [100_000]
+
+
+async def test_a_crash_in_the_middle_of_delivery(tmp_path: Path, clock: SetClock) -> None:
+    count = 2000
+    chance = random.Random(3)
+    kit = await Later(tmp_path, clock, save_interval_ms=1).open(deliver=False)
+    for number in range(count):
+        await kit.put(b"%d" % number, at(1 + chance.randrange(500)))
+    clock.ms += 1000
+    await kit.timers.start()
+    await kit.until(lambda: kit.store.bounds("T", 0)[1] > 300)
+    assert kit.store.bounds("T", 0)[1] < count, "too fast to be interrupted"
+    await kit.crash()
+    async with later(tmp_path, clock) as kit:
+        await kit.until(lambda: len(set(kit.bodies())) == count, 20)
+        times = Counter(kit.bodies())
+        assert max(times.values()) <= 2
+
+
+async def test_the_low_end_moves_with_what_is_done(tmp_path: Path, clock: SetClock) -> None:
+    async with later(tmp_path, clock) as kit:
+        for ms in (10, 5000, 20, 30):
+            await kit.put(b"%d" % ms, at(ms))
+        clock.ms += 100
+        await kit.until(lambda: kit.timers.waiting == 1)
+        await kit.until(lambda: kit.timers._document()["lowOffset"] == 1)
+        state = kit.timers._document()
+        assert state == {"scannedOffset": 4, "deliveredMs": START_MS + 100, "lowOffset": 1}
+        clock.ms += 10_000
+        await kit.until(lambda: kit.timers._document()["lowOffset"] == 4)
+        assert len(kit.timers._done) == 0
+
+
+async def test_a_full_disk_only_postpones(
+    tmp_path: Path, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with later(tmp_path, clock) as kit:
+        for number in range(10):
+            await kit.put(b"%d" % number, at(10 + number))
+        write = MappedSegment.write
+
+        def full(self: MappedSegment, data: Any, position: int) -> None:
+            if "commitlog" in self.path:
+                raise OSError(errno.ENOSPC, "no space")
+            write(self, data, position)
+
+        monkeypatch.setattr(MappedSegment, "write", full)
+        clock.ms += 1000
+        await kit.pause()
+        assert kit.bodies() == []
+        assert kit.timers.waiting == 10
+        monkeypatch.setattr(MappedSegment, "write", write)
+        await kit.until(lambda: len(kit.bodies()) == 10, 15)
+        assert kit.bodies() == [b"%d" % number for number in range(10)]
+
+
+async def test_no_more_than_fit_into_memory(
+    tmp_path: Path, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAITING_MAX", 2)
+    async with later(tmp_path, clock) as kit:
+        await kit.put(b"1", at(1000))
+        await kit.put(b"2", at(1000))
+        await kit.until(lambda: kit.timers.waiting == 2)
+        with pytest.raises(Refused, match="as many timed messages") as refused:
+            await kit.put(b"3", at(1000))
+        assert refused.value.code == Code.SYSTEM_ERROR
+
+
+async def test_a_deleted_topic_takes_its_messages_along(tmp_path: Path, clock: SetClock) -> None:
+    async with later(tmp_path, clock) as kit:
+        await kit.put(b"gone", at(1000))
+        await kit.put(b"gone", at(1000))
+        await kit.until(lambda: kit.timers.waiting == 2)
+        kit.store.delete_topic(TIMER_TOPIC)
+        await kit.put(b"new", at(500))
+        clock.ms += 2000
+        await kit.until(lambda: kit.bodies() == [b"new"])
+        await kit.pause()
+        assert kit.bodies() == [b"new"]
+
+
+async def test_foreign_records_do_no_harm(tmp_path: Path, clock: SetClock) -> None:
+    async with later(tmp_path, clock) as kit:
+        for properties in ("", "TIMER_OUT_MS\x01soon", "REAL_TOPIC\x01T\x02REAL_QID\x010"):
+            odd = Draft(TIMER_TOPIC, 0, b"odd", properties, bytes(8), bytes(8))
+            await kit.store.settle(kit.store.append(odd).end)
+        await kit.put(b"good", at(10))
+        clock.ms += 10
+        await kit.until(lambda: kit.bodies() == [b"odd", b"good"])
+
+
+async def test_a_damaged_file_stops_the_start(tmp_path: Path, clock: SetClock) -> None:
+    config = tmp_path / "config"
+    config.mkdir()
+    (config / "timerOffset.json").write_text('{"lowOffset":"x"}')
+    kit = Later(tmp_path, clock)
+    with pytest.raises(StoreCorrupt, match=r"timerOffset.json.*restore"):
+        await kit.open()
+    await kit.close()
+
+
+async def test_a_wait_does_not_poll(tmp_path: Path, clock: SetClock) -> None:
+    async with later(tmp_path, clock) as kit:
+        await kit.pause()
+        scans: list[int] = []
+        scan = kit.timers._scan
+        kit.timers._scan = lambda: scans.append(1) or scan()  # type: ignore
+        await kit.pause()
+        assert scans == []
+
+
+async def test_speed(tmp_path: Path, clock: SetClock) -> None:
+    count = 10_000
+    kit = await Later(tmp_path, clock, mapped_file_size_commit_log=1 << 26).open(deliver=False)
+    chance = random.Random(5)
+    for _ in range(count // 500):
+        end = 0
+        for _ in range(500):
+            out = START_MS + 1 + chance.randrange(1000)
+            properties = f"TIMER_OUT_MS\x01{out}\x02REAL_TOPIC\x01T\x02REAL_QID\x010"
+            draft = Draft(TIMER_TOPIC, 0, bytes(100), properties, bytes(8), bytes(8))
+            end = kit.store.append(draft).end
+        await kit.store.settle(end)
+    clock.ms += 1000
+    began = time.perf_counter()
+    await kit.timers.start()
+    await kit.until(lambda: kit.store.bounds("T", 0)[1] == count, 30)
+    rate = count / (time.perf_counter() - began)
+    await kit.close()
+    print(f"timed messages read and delivered: {rate:,.0f}/s")
+    assert rate > 2500
+
+
+# --- recall ----------------------------------------------------------------------------------
+
+
+async def test_a_recalled_message_never_comes(tmp_path: Path, clock: SetClock) -> None:
+    async with later(tmp_path, clock) as kit:
+        await kit.put(b"kept", at(1000, "K1"))
+        await kit.put(b"recalled", at(1000, "K2"))
+        await kit.put(b"other topic", at(1000, "K2"), topic="U")
+        reply = await recall(kit, "K2", 1000)
+        assert (reply.code, reply.msg_id) == (0, "K2")
+        assert [(one.topic, one.unique_key) for one in kit.timers.pending(9)] == [
+            ("T", "K1"),
+            ("U", "K2"),
+        ]
+        clock.ms += 1000
+        await kit.until(lambda: bool(kit.bodies("U")))
+        await kit.pause()
+        assert kit.bodies() == [b"kept"]
+        assert kit.timers.waiting == 0
+        assert kit.timers._cancelled == set()
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_recall_survives_a_restart(tmp_path: Path, clock: SetClock, crash: bool) -> None:
+    kit = await Later(tmp_path, clock).open()
+    await kit.put(b"recalled", at(1000, "K"))
+    await kit.put(b"kept", at(1000, "L"))
+    await recall(kit, "K", 1000)
+    await (kit.crash() if crash else kit.close())
+    clock.ms += 5000
+    async with later(tmp_path, clock) as kit:
+        await kit.until(lambda: bool(kit.bodies()))
+        await kit.pause()
+        assert kit.bodies() == [b"kept"]
+
+
+async def test_a_client_may_cancel_with_a_send(tmp_path: Path, clock: SetClock) -> None:
+    async with later(tmp_path, clock) as kit:
+        for key in ("K", "L"):
+            await kit.put(b"recalled", at(1000, key))
+        await kit.put(b"0", at(1000) + "\x02TIMER_DEL_UNIQKEY\x01K")
+        await kit.put(b"0", at(1000) + "\x02TIMER_DEL_UNIQKEY\x01T+L")
+        clock.ms += 1000
+        await kit.until(lambda: kit.timers.waiting == 0)
+        assert kit.bodies() == []
+        with pytest.raises(Refused, match="is over"):
+            await kit.put(b"0", at(1000) + "\x02TIMER_DEL_UNIQKEY\x01K")
+
+
+async def test_what_cannot_be_recalled(tmp_path: Path, clock: SetClock) -> None:
+    async with later(tmp_path, clock) as kit:
+        cases: list[tuple[dict[str, Any], int, str]] = [
+            ({"topic": "Nowhere"}, Code.TOPIC_NOT_EXIST, "Nowhere"),
+            ({"topic": "bad name"}, Code.SYSTEM_ERROR, "not allowed"),
+            ({"recall_handle": "?"}, Code.ILLEGAL_OPERATION, "not a recall handle"),
+            ({"recall_handle": "AAAA"}, Code.ILLEGAL_OPERATION, "not a recall handle"),
+            (
+                {"recall_handle": make_handle(Handle("U", "b0", START_MS + 5, "K"))},
+                Code.ILLEGAL_OPERATION,
+                "topic U",
+            ),
+            (
+                {"recall_handle": make_handle(Handle("T", "b1", START_MS + 5, "K"))},
+                Code.ILLEGAL_OPERATION,
+                "broker b1",
+            ),
+            (
+                {"recall_handle": make_handle(Handle("T", "b0", START_MS, "K"))},
+                Code.ILLEGAL_OPERATION,
+                "is over",
+            ),
+        ]
+        for changes, code, words in cases:
+            with pytest.raises(Refused, match=words) as refused:
+                await recall(kit, "K", 1000, **changes)
+            assert refused.value.code == code
+
+
+def test_handles_are_upstreams() -> None:
+    """Recorded from a 5.3.3 broker."""
+    text = (
+        "djEgR1BvcCBicm9rZXItYSAxNzk0NzcyNDU1MDAxIEZEMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAyMTlD"
+        "MDMwOTQ2RTA5NEM1RTYwRkYwMDA2"
+    )
+    handle = Handle(
+        "GPop",
+        "broker-a",
+        1794772455001,
+        "FD00000000000000000000000000000219C030946E094C5E60FF0006",
+    )
+    assert parse_handle(text) == handle
+    assert make_handle(handle) == text
