@@ -17,7 +17,7 @@ from cosmodrome.env.options import StoreOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.store.store import Draft, Store
 
-CYCLES = 8
+CYCLES = int(os.environ.get("CRASH_CYCLES", "6"))
 QUEUES = 3
 REPOSITORY = Path(__file__).parents[2]
 
@@ -82,6 +82,7 @@ async def killed_run(root: str, mode: str, seconds: float) -> list[tuple[int, in
     return [(int(a), int(b), int(c)) for a, b, c in (line.split() for line in lines)]
 
 
+@pytest.mark.timeout(60 + 5 * CYCLES)
 @pytest.mark.parametrize("mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 async def test_acknowledged_messages_survive_kills(tmp_path: Path, mode: str) -> None:
     chance = random.Random(f"kill-{mode}")
