@@ -206,7 +206,7 @@ def build_broker(
     log_path = store.store_path_commit_log or os.path.join(root, "commitlog")
 
     place = Place(options)
-    messages = Store(store, env)
+    messages = Store(store, env, memory_bytes=env.memory_bytes)
     topics = Topics(options, os.path.join(config, "topics.json"), env, writable=takes_sends)
     groups = Groups(
         options, os.path.join(config, "subscriptionGroup.json"), env, writable=takes_sends
