@@ -486,13 +486,17 @@ async def test_producer_connections(broker: Broker) -> None:
 
 
 async def test_check_client_config(broker: Broker) -> None:
-    def check(kind: str | None) -> None:
-        item = subscription("T", "a > 1", expressionType=kind)
+    def check(kind: str | None, text: str = "a > 1") -> None:
+        item = subscription("T", text, expressionType=kind)
         body = json.dumps({"clientId": "c", "group": "g", "subscriptionData": item}).encode()
         broker.clients.check_client_config(CheckClientConfig(body=body), call())
 
     check("TAG")
     check(None)
-    with pytest.raises(Refused, match="SQL92 is not served") as refused:
-        check("SQL92")
-    assert refused.value.code == Code.SYSTEM_ERROR
+    check("SQL92")
+    with pytest.raises(Refused, match="character 5") as refused:
+        check("SQL92", "a > AND b")
+    assert refused.value.code == Code.SUBSCRIPTION_PARSE_FAILED
+    with pytest.raises(Refused, match="'JS' is unknown") as refused:
+        check("JS")
+    assert refused.value.code == Code.SUBSCRIPTION_PARSE_FAILED

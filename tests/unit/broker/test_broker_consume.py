@@ -10,7 +10,9 @@ import pytest
 from broker_fakes import STORE_HOST, FakeConnection, FakeStore, call_of, open_store
 from tests.goldens import Golden, each_golden
 
-from cosmodrome.broker.consume import PULL_COMMIT, PULL_SUBSCRIPTION, PULL_SUSPEND, Consume
+from cosmodrome.broker.consume import PULL_COMMIT, PULL_SUSPEND, Consume
+from cosmodrome.broker.expressions import Expressions
+from cosmodrome.broker.filters import PULL_SUBSCRIPTION, Filters
 from cosmodrome.broker.groups import Groups
 from cosmodrome.broker.topics import Topics
 from cosmodrome.broker.waiters import Waiters
@@ -56,6 +58,7 @@ class Rig:
         self.topics = Topics(self.options, str(path / "topics.json"), env)
         self.groups = Groups(self.options, str(path / "subscriptionGroup.json"), env)
         self.clients = FakeClients()
+        self.expressions = Expressions(str(path / "consumerFilter.json"), env, keep_dead_ms=1000)
         self.offsets = FakeOffsets()
         self.waiters: Waiters[PullReply] = Waiters(self.store.arrivals, self.options.pulls_held_max)
         self.connection = FakeConnection()
@@ -64,7 +67,7 @@ class Rig:
             self.store,
             self.topics,
             self.groups,
-            self.clients,
+            Filters(self.options, self.clients, self.expressions),
             self.offsets,
             self.waiters,
         )
@@ -270,8 +273,8 @@ async def test_a_queue_that_does_not_exist(rig: Rig, queue_id: int) -> None:
 
 async def test_a_bad_expression(rig: Rig) -> None:
     assert refused_code(rig, subscription="||")[0] == Code.SUBSCRIPTION_PARSE_FAILED
-    code, remark = refused_code(rig, subscription="a > 1", expression_type="SQL92")
-    assert (code, "SQL92" in remark) == (Code.SYSTEM_ERROR, True)
+    code, remark = refused_code(rig, subscription="a >", expression_type="SQL92")
+    assert (code, "character 4" in remark) == (Code.SUBSCRIPTION_PARSE_FAILED, True)
 
 
 async def test_a_group_without_heartbeat(rig: Rig) -> None:

@@ -4,6 +4,8 @@ import pytest
 
 from cosmodrome.broker.filters import (
     EXPRESSION_CHARACTERS_MAX,
+    expression_of,
+    is_tag_type,
     matcher_of_subscription,
     matcher_of_text,
     parse_tags,
@@ -44,9 +46,15 @@ def test_an_expression_without_tags_or_end_is_refused(expression: str) -> None:
     assert refused.value.code == Code.SUBSCRIPTION_PARSE_FAILED
 
 
-@pytest.mark.parametrize("kind", [None, "", "TAG"])
-def test_tag_text_matches_by_hash(kind: str | None) -> None:
-    matches = matcher_of_text(kind, "TagA || TagB")
+@pytest.mark.parametrize(
+    ("kind", "by_tags"), [(None, True), ("", True), ("TAG", True), ("SQL92", False)]
+)
+def test_no_type_means_tags(kind: str | None, by_tags: bool) -> None:
+    assert is_tag_type(kind) is by_tags
+
+
+def test_tag_text_matches_by_hash() -> None:
+    matches = matcher_of_text("TagA || TagB")
     assert matches is not None
     assert matches(2598919)
     assert matches(2598920)
@@ -55,22 +63,22 @@ def test_tag_text_matches_by_hash(kind: str | None) -> None:
 
 
 def test_everything_needs_no_test() -> None:
-    assert matcher_of_text("TAG", "*") is None
-    assert matcher_of_text(None, None) is None
+    assert matcher_of_text("*") is None
+    assert matcher_of_text(None) is None
     assert matcher_of_subscription(said("*")) is None
     assert matcher_of_subscription(said("")) is None
     assert matcher_of_subscription(said("A", class_filter=True)) is None
 
 
 def test_tags_with_equal_hashes_both_pass() -> None:
-    matches = matcher_of_text("TAG", "HashAa")
+    matches = matcher_of_text("HashAa")
     assert matches is not None
     assert matches(tags_code("HashBB"))
 
 
 def test_only_the_low_32_bits_count() -> None:
     negative = next(t for t in (f"tag{n}" for n in range(1000)) if tags_code(t) < 0)
-    matches = matcher_of_text("TAG", negative)
+    matches = matcher_of_text(negative)
     assert matches is not None
     assert matches(tags_code(negative))
     assert matches(tags_code(negative) & 0xFFFFFFFF)
@@ -92,18 +100,14 @@ def test_a_heartbeat_that_names_no_tag_wants_nothing() -> None:
     assert not matches(0)
 
 
-def test_sql_is_refused_plainly() -> None:
-    for attempt in (
-        lambda: matcher_of_text("SQL92", "a > 1"),
-        lambda: matcher_of_subscription(said("a > 1", "SQL92")),
-    ):
-        with pytest.raises(Refused) as refused:
-            attempt()
-        assert refused.value.code == Code.SYSTEM_ERROR
-        assert "SQL92" in refused.value.remark
+def test_a_type_that_does_not_exist_is_named() -> None:
+    with pytest.raises(Refused, match="'GROOVY' is unknown") as refused:
+        expression_of("GROOVY", "a > 1")
+    assert refused.value.code == Code.SUBSCRIPTION_PARSE_FAILED
 
 
-def test_an_empty_sql_expression_cannot_be_parsed() -> None:
-    with pytest.raises(Refused) as refused:
-        matcher_of_text("SQL92", " ")
+@pytest.mark.parametrize("text", [None, "", " "])
+def test_an_empty_sql_expression_cannot_be_parsed(text: str | None) -> None:
+    with pytest.raises(Refused, match="is empty") as refused:
+        expression_of("SQL92", text)
     assert refused.value.code == Code.SUBSCRIPTION_PARSE_FAILED

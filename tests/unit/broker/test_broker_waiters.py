@@ -31,6 +31,7 @@ class Hall:
         timeout_ms: int = 60_000,
         connection: FakeConnection | None = None,
         rerun: Callable[[], str] | None = None,
+        skip: Callable[[int], int | None] | None = None,
     ) -> asyncio.Future[str] | None:
         return self.waiters.hold(
             topic="T",
@@ -40,6 +41,7 @@ class Hall:
             timeout_ms=timeout_ms,
             connection=connection or self.connection,
             rerun=rerun or self.rerun,
+            skip=skip,
         )
 
     def rerun(self) -> str:
@@ -200,3 +202,103 @@ async def test_nothing_is_left_behind() -> None:
     tables: Any = hall.waiters
     assert not tables._by_queue
     assert not tables._by_connection
+
+
+# --- filters that need the records -------------------------------------------------------------
+
+
+class Steps:
+    """A filter over a queue: which offsets are wanted, and how far one look reaches."""
+
+    def __init__(self, wanted: set[int], reach: int = 100) -> None:
+        self.wanted = wanted
+        self.reach = reach
+        self.end = 5
+        self.looks: list[int] = []
+
+    def __call__(self, offset: int) -> int | None:
+        self.looks.append(offset)
+        stop = min(self.end, offset + self.reach)
+        return None if self.wanted & set(range(offset, stop)) else stop
+
+
+async def turns() -> None:
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+async def test_a_pull_stays_parked_while_nothing_is_wanted() -> None:
+    hall, steps = Hall(), Steps({7})
+    held = hall.hold(5, skip=steps)
+    assert held is not None
+    for steps.end in (6, 7):
+        hall.arrive(steps.end)
+        await turns()
+        assert (held.done(), hall.waiters.held, hall.reruns) == (False, 1, 0)
+    steps.end = 8
+    hall.arrive(8)
+    assert await soon(held) == "run 1"
+    assert steps.looks == [5, 6, 7], "nothing is looked at twice"
+    assert hall.waiters.held == 0
+
+
+async def test_arrivals_of_one_turn_are_looked_at_once() -> None:
+    hall, steps = Hall(), Steps(set())
+    held = hall.hold(5, skip=steps)
+    for steps.end in range(6, 20):
+        hall.arrive(steps.end)
+    await turns()
+    assert steps.looks == [5]
+    hall.arrive(19)
+    await turns()
+    assert steps.looks == [5], "it stands behind that already"
+    assert held is not None
+    held.cancel()
+
+
+async def test_a_long_way_is_gone_in_steps() -> None:
+    hall, steps = Hall(), Steps({45}, reach=10)
+    held = hall.hold(5, skip=steps)
+    steps.end = 50
+    hall.arrive(50)
+    assert await soon(held) == "run 1"
+    assert steps.looks == [5, 15, 25, 35, 45]
+
+
+async def test_the_deadline_does_not_move() -> None:
+    hall, steps = Hall(), Steps(set())
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    held = hall.hold(5, skip=steps, timeout_ms=60)
+    assert held is not None
+    while not held.done() and loop.time() - begin < 2:
+        steps.end += 1
+        hall.arrive(steps.end)
+        await asyncio.sleep(0.01)
+    assert await soon(held) == "run 1"
+    assert 0.05 < loop.time() - begin < 1
+
+
+async def test_a_look_that_gets_nowhere_or_fails_ends_in_an_answer() -> None:
+    hall = Hall()
+
+    def fail(offset: int) -> int | None:
+        raise OSError("the disk is gone")
+
+    for skip in (lambda offset: offset, fail):
+        held = hall.hold(5, skip=skip)
+        hall.arrive(9)
+        assert (await soon(held)).startswith("run")
+    assert hall.waiters.held == 0
+
+
+async def test_who_left_is_not_looked_for() -> None:
+    hall, steps = Hall(), Steps(set())
+    held = hall.hold(5, skip=steps)
+    steps.end = 6
+    hall.arrive(6)
+    hall.connection.close("gone")
+    await turns()
+    assert held is not None
+    assert held.cancelled()
+    assert steps.looks == []

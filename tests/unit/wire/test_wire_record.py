@@ -7,7 +7,7 @@ import pytest
 from cosmodrome import speed
 from cosmodrome.errors import ProtocolError
 from cosmodrome.wire.message import pack_host
-from cosmodrome.wire.record import decode_record, iter_records
+from cosmodrome.wire.record import decode_record, iter_records, record_properties
 
 V4 = pack_host("127.0.0.1", 10911)
 V6 = pack_host("2001:db8::1", 10911)
@@ -38,6 +38,36 @@ def test_every_field_comes_back(born: bytes, store: bytes) -> None:
     assert record.body_is_intact()
     assert record.pairs() == {"TAGS": "A"}
     assert len(record.message_id) == 2 * len(store) + 16
+
+
+@pytest.mark.parametrize("born", [V4, V6])
+@pytest.mark.parametrize("store", [V4, V6])
+@pytest.mark.parametrize("body", [b"", b"x" * 300])
+def test_properties_are_found_without_the_rest(born: bytes, store: bytes, body: bytes) -> None:
+    out = bytearray()
+    text = "TAGS\x01A\x02größe\x015\x02empty\x01"
+    write(out, born, store, body=body, properties=text.encode(), topic=b"Topic")
+    wanted = {"TAGS": "A", "größe": "5"}
+    assert record_properties(memoryview(out)) == decode_record(out).pairs() == wanted
+
+
+def test_properties_behind_a_two_byte_topic_length() -> None:
+    out = bytearray()
+    size = write(out)
+    out[93:93] = b"\0"
+    out[:8] = (size + 1).to_bytes(4, "big") + bytes.fromhex("daa320ab")
+    assert record_properties(bytes(out)) == {"TAGS": "A"}
+
+
+def test_a_record_that_does_not_add_up_has_no_properties() -> None:
+    out = bytearray()
+    write(out)
+    assert record_properties(bytes(out)) == {"TAGS": "A"}
+    assert record_properties(b"") == record_properties(bytes(out[:90])) == {}
+    for at, data in ((84, b"\x7f"), (84, b"\xff"), (93, b"\x7f"), (93, b"\xff")):
+        damaged = bytearray(out)
+        damaged[at : at + 1] = data
+        assert record_properties(bytes(damaged)) == {}
 
 
 def test_a_changed_body_is_noticed() -> None:
