@@ -26,6 +26,7 @@ from cosmodrome.broker.progress import Progress
 from cosmodrome.broker.tables import Document
 from cosmodrome.env.base import Env
 from cosmodrome.errors import ProtocolError, StoreCorrupt
+from cosmodrome.layout import PROPERTIES_BYTES_MAX
 from cosmodrome.store.store import Arrival, Draft, Store
 from cosmodrome.wire.message import (
     REAL_TOPIC,
@@ -198,8 +199,7 @@ class Timers:
             else:
                 draft = restored(record, pairs)
                 if draft is not None:
-                    pairs[TIMER_DEQUEUE_MS] = str(now_ms)
-                    draft.properties = format_properties(pairs)
+                    draft.properties = _stamped(record, pairs, now_ms)
                 drafts.append(draft)
         self._carried = keys[0]
         done = 0
@@ -312,6 +312,12 @@ class Timers:
         self._cancelled.clear()
         self._done.clear()
         self._low = self._scanned = max(least, min(low, most))
+
+
+def _stamped(record: Record, pairs: dict[str, str], now_ms: int) -> str:
+    text = format_properties({**pairs, TIMER_DEQUEUE_MS: str(now_ms)})
+    # A message must not be lost for want of room for a time stamp.
+    return text if len(text.encode()) <= PROPERTIES_BYTES_MAX else record.properties
 
 
 def _cancelled_key(pairs: dict[str, str]) -> str:

@@ -14,6 +14,7 @@ from tests.goldens import Golden, each_golden
 from cosmodrome.broker.defer import Deferral
 from cosmodrome.broker.groups import Groups
 from cosmodrome.broker.produce import Produce, parse_batch
+from cosmodrome.broker.recall import parse_handle
 from cosmodrome.broker.topics import Topics
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions
@@ -303,6 +304,47 @@ async def test_refusals_name_their_reason(
     assert table.encode(reply) == {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
     assert rig.store.log == []
     assert rig.produce.failures_total == 1
+
+async def test_a_delayed_message_waits_but_is_answered_as_sent(rig: Rig) -> None:
+    await rig.send(properties="DELAY\x012")
+    reply = await rig.send(properties="DELAY\x012\x02WAIT\x01false\x02UNIQ_KEY\x01K")
+    draft = rig.store.log[1]
+    assert (draft.topic, draft.queue_id) == ("SCHEDULE_TOPIC_XXXX", 1)
+    assert parse_properties(draft.properties) == {
+        "DELAY": "2",
+        "UNIQ_KEY": "K",
+        "CLUSTER": "C0",
+        "REAL_TOPIC": "T",
+        "REAL_QID": "1",
+        "WAIT": "false",
+    }
+    assert (reply.code, reply.queue_id, reply.queue_offset) == (0, 1, 1)
+    assert reply.recall_handle is None
+    assert rig.store.settled[1][1] is False
+
+
+async def test_a_retry_of_a_client_waits_too(rig: Rig) -> None:
+    await rig.send(topic="%RETRY%G", queue_id=0, properties="DELAY\x013", reconsume_times=1)
+    assert rig.store.log[0].topic == "SCHEDULE_TOPIC_XXXX"
+    assert parse_properties(rig.store.log[0].properties)["REAL_TOPIC"] == "%RETRY%G"
+
+
+async def test_a_timed_message_comes_with_a_handle(rig: Rig) -> None:
+    reply = await rig.send(properties="TIMER_DELAY_SEC\x0130\x02UNIQ_KEY\x01K")
+    draft = rig.store.log[0]
+    assert (draft.topic, draft.queue_id) == ("rmq_sys_wheel_timer", 0)
+    handle = parse_handle(reply.recall_handle)
+    assert (handle.topic, handle.broker_name, handle.unique_key) == ("T", "b0", "K")
+    assert str(handle.deliver_ms) == parse_properties(draft.properties)["TIMER_OUT_MS"]
+    assert (await rig.send(properties="TIMER_DELAY_SEC\x0130")).recall_handle is None
+
+
+async def test_properties_that_have_no_room_for_a_wait(rig: Rig) -> None:
+    long = "a\x01" + "x" * 32_740
+    assert (await rig.send(properties=long)).code == 0
+    reply = await rig.send(properties=f"DELAY\x011\x02{long}")
+    assert (reply.code, "32767" in reply.remark) == (Code.MESSAGE_ILLEGAL, True)
+
 
 
 @pytest.mark.parametrize("topic", sorted(SEND_FORBIDDEN_TOPICS))

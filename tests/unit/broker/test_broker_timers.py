@@ -80,6 +80,16 @@ async def test_a_time_in_the_past_is_now(tmp_path: Path, clock: SetClock) -> Non
         assert kit.store.bounds(TIMER_TOPIC, 0) == (0, 0)
 
 
+async def test_full_properties_are_delivered_without_a_stamp(
+    tmp_path: Path, clock: SetClock
+) -> None:
+    async with later(tmp_path, clock) as kit:
+        await kit.put(b"x", at(10) + "\x02a\x01" + "y" * 32_660)
+        clock.ms += 10
+        await kit.until(lambda: kit.bodies() == [b"x"])
+        assert "TIMER_DEQUEUE_MS" not in kit.delivered()[0].pairs()
+
+
 async def test_waiting_messages_survive_stop_and_crash(tmp_path: Path, clock: SetClock) -> None:
     """One message holds the low end for long; what was delivered behind it is not repeated."""
     kit = await Later(tmp_path, clock).open()
