@@ -289,7 +289,8 @@ def repair(cut_at: int | None, dry_run: bool, yes: bool, output_format: str, **r
             click.confirm("Go on?", abort=True, err=True)
         copies = offline.run_plan(files, plan, WallClock().now_ms())
         click.echo(f"what was changed is kept in {copies}", err=True)
-    _open_once(options)
+    if plan.reopens:
+        _open_once(options)
     _verify(rest)
     if plan.undecided:
         sys.exit(EXIT_PROBLEMS)

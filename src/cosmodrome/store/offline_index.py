@@ -67,6 +67,16 @@ class IndexCheck:
         self._cured_files: set[str] = set()  # slots and header of these are made anew
         self._kept_numbers: dict[str, int] = {}  # but entries up to this number stay
         self._cured_from: int | None = None
+        sizes = {file.size for file in self.files}
+        if len(sizes) > 1:
+            self.findings.note(
+                Finding(
+                    *("index", "index", None),
+                    f"index files have {len(sizes)} different lengths: {sorted(sizes)}",
+                    "nothing for this broker; the Java broker wants one length: run `cosmo store"
+                    " rebuild` with --max-hash-slot-num and --max-index-num",
+                )
+            )
         if cured_ms is not None:
             self._foresee(cured_ms)
         self._entries = self._all_entries()
@@ -147,6 +157,12 @@ class IndexCheck:
             self._say(head, "names a place in the log where no record with keys begins")
 
     def _check_time(self, head: IndexEntry, store_ms: int) -> None:
+        file = head.file
+        if head.number == 1 and file.begin_ms != store_ms:
+            self._say_file(file, 0, f"the header begins at {file.begin_ms}, not at {store_ms}")
+        # A file that recovery cut back ends with the second of its last entry.
+        if head.number == file.count - 1 and not 0 <= file.end_ms - store_ms < 1000:
+            self._say_file(file, 8, f"the header ends at {file.end_ms}, not at {store_ms}")
         seconds = min(max(0, (store_ms - head.file.begin_ms) // 1000), SECONDS_MAX)
         if head.number > 1 and head.seconds != seconds:
             self._say(head, f"says {head.seconds} seconds after the file's begin, not {seconds}")

@@ -35,6 +35,10 @@ from cosmodrome.store.offline_files import PIECE_BYTES, LogWalk, StoreFiles
 from cosmodrome.store.offline_findings import Finding, Findings
 from cosmodrome.store.segment import segment_path
 from cosmodrome.store.store import Store
+from cosmodrome.wire.message import INNER_MULTI_DISPATCH
+from cosmodrome.wire.record import decode_record
+
+CHECKPOINT_NAME = "checkpoint"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,6 +58,11 @@ class Plan:
     lost: Counter[str] = dataclasses.field(default_factory=Counter)  # messages by topic
     lost_unread: int = 0  # messages that queues know of, but the log no longer has
     end: int = 0  # where the log will end
+
+    @property
+    def reopens(self) -> bool:
+        """Whether a store has to be opened afterwards to build derived data again."""
+        return any(step.file == CHECKPOINT_NAME for step in self.steps)
 
     @property
     def blocked(self) -> bool:
@@ -96,6 +105,8 @@ def prove_log(files: StoreFiles, progress: Progress = lambda done, total: None) 
     total = len(files.log_bases) * files.log_file_bytes
     for entries in walk:
         count += len(entries)
+        for entry in entries:
+            _refuse_copies(files, entry[0], entry[1])
         progress(walk.end - files.log_min, total)
     if any(files.salvage(walk.end)):
         raise StoreCorrupt(
@@ -104,6 +115,18 @@ def prove_log(files: StoreFiles, progress: Progress = lambda done, total: None) 
         )
     progress(total, total)
     return count
+
+
+def _refuse_copies(files: StoreFiles, log_offset: int, size: int) -> None:
+    """A start builds one queue entry per message; queues that hold copies would be lost."""
+    base = files.log_base(log_offset)
+    data = bytes(files.log_view(base)[log_offset - base : log_offset - base + size])
+    marker = INNER_MULTI_DISPATCH
+    if marker.encode() in data and marker in decode_record(data).pairs():
+        raise StoreError(
+            f"the message at log offset {log_offset} is in further queues ({marker}), which only a"
+            " Java broker builds: remove consumequeue and index yourself and start that one"
+        )
 
 
 def derived_paths(files: StoreFiles, *, index: bool) -> list[str]:
@@ -336,7 +359,7 @@ def _distrust_step(files: StoreFiles, why: str, *, log_too: bool) -> Step:
         _distrust(files, log_too=log_too)
 
     what = "reset, and mark the store as not stopped in order (abort)"
-    return Step("checkpoint", what, why, act)
+    return Step(CHECKPOINT_NAME, what, why, act)
 
 
 def _distrust(files: StoreFiles, *, log_too: bool = False) -> None:

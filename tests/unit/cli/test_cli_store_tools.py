@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.goldens import Golden, each_golden
 from tests.unit.store.store_kit import HandClock, draft, faulty_env, small
 
 from cosmodrome.cli import store_tools
@@ -23,7 +24,6 @@ from cosmodrome.layout import QUEUE_ENTRY, SYS_COMPRESSED, SYS_ZLIB
 from cosmodrome.store.store import Store
 from cosmodrome.wire.message import compress
 
-GOLDEN = Path(__file__).parents[3] / "../shared/golden"
 COUNT = 60
 FIRST_MS = 1_700_000_000_000
 REPORT_KEYS = {
@@ -343,15 +343,13 @@ def test_repair_of_a_good_store_does_nothing(root: Path) -> None:
     assert files_of(root) == before
 
 
-@pytest.mark.skipif(not GOLDEN.is_dir(), reason="no golden data beside the repository")
-def test_a_java_store_is_checked_where_it_lies() -> None:
+@each_golden
+def test_a_java_store_is_read_where_it_lies(golden: Golden) -> None:
     for name in ("store", "store-crash", "store-torn"):
-        assert run("check", GOLDEN / name, "--read-only").exit_code == 0
-    facts = json.loads((GOLDEN / "store.manifest.json").read_text())
-    found = rows("dump", GOLDEN / "store")
-    assert [
-        (row["topic"], row["queueId"], row["queueOffset"], row["storeSize"]) for row in found
-    ] == [
-        (m["topic"], m["queueId"], m["queueOffset"], m["storeSize"])
-        for m in facts["commitlog_walk"]
+        assert run("check", golden.path / name, "--read-only").exit_code == 0
+    found = rows("dump", golden.path / "store")
+    places = [(row["topic"], row["queueId"], row["queueOffset"], row["storeSize"]) for row in found]
+    assert places == [
+        (message["topic"], message["queueId"], message["queueOffset"], message["storeSize"])
+        for message in golden.manifest("store")["commitlog_walk"]
     ]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.goldens import Golden, each_golden
 from tests.unit.store.store_kit import HandClock, bodies, draft, faulty_env, put, small
 
 from cosmodrome.env.real import RealDisk, real_env
@@ -16,11 +18,8 @@ from cosmodrome.errors import ConfigError, DirectoryInUse, StoreCorrupt, StoreEr
 from cosmodrome.layout import CHECKPOINT, INDEX_HEADER, QUEUE_ENTRY
 from cosmodrome.store import offline
 from cosmodrome.store.store import Store
+from cosmodrome.wire import fastjson
 
-GOLDEN = Path(__file__).parents[3] / "../shared/golden"
-needs_golden = pytest.mark.skipif(
-    not GOLDEN.is_dir(), reason="no golden data beside the repository"
-)
 DELAYS = offline.DelayLevels("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
 COUNT = 96  # messages of `filled`: several files of each kind
 
@@ -181,6 +180,21 @@ async def test_a_topic_that_was_deleted_and_made_again_is_clean(tmp_path: Path) 
     report = checked(tmp_path)
     assert report.ok
     assert any(note.next == "nothing if the topic was deleted" for note in report.findings.notes)
+
+
+async def test_expired_messages_are_no_damage(tmp_path: Path) -> None:
+    filled(tmp_path)
+    for _ in range(2):
+        log_file(tmp_path).unlink()
+    report = checked(tmp_path)
+    assert report.ok and report.findings.notes == []
+    assert report.min_offset == 8192 and 0 < report.messages < COUNT
+    await rebuilt(tmp_path)  # queues now begin with fillers
+    again = checked(tmp_path)
+    assert again.ok and again.findings.notes == []
+    assert again.messages == again.queue_entries == report.messages
+    with offline.opened(str(tmp_path), RealDisk(), read_only=True) as files:
+        assert any(row.is_filler for row in offline.queue_rows(files, offline.Wanted()))
 
 
 # --- locks and live stores -----------------------------------------------------------------------
@@ -483,6 +497,26 @@ def test_a_rebuild_refuses_to_lose_what_lies_behind_damage(tmp_path: Path) -> No
         offline.prove_log(files)
 
 
+async def test_queues_with_copies_are_accepted_and_not_rebuilt(tmp_path: Path) -> None:
+    store = Store(small(tmp_path), faulty_env())
+    await store.start()
+    await put(store, draft(b"INNER_MULTI_DISPATCH", properties="a\x01INNER_MULTI_DISPATCH"))
+    await put(store, draft(b"x", properties="INNER_MULTI_DISPATCH\x01other,copies"))
+    await store.stop()
+    place = queue_file(tmp_path, "T/0").read_bytes()[20:40]
+    copies = tmp_path / "consumequeue" / "copies" / "0"
+    copies.mkdir(parents=True)
+    (copies / f"{0:020d}").write_bytes(place + bytes(80))
+    assert checked(tmp_path).ok
+    with (
+        offline.opened(str(tmp_path), RealDisk()) as files,
+        pytest.raises(StoreError, match="only a Java broker builds"),
+    ):
+        offline.prove_log(files)
+    (copies / f"{0:020d}").write_bytes(queue_file(tmp_path, "T/0").read_bytes()[:20] + bytes(80))
+    assert "no message of the log claims" in one_problem(tmp_path).what
+
+
 async def test_a_rebuild_that_is_killed_is_finished_by_the_next_start(tmp_path: Path) -> None:
     filled(tmp_path)
     with offline.opened(str(tmp_path), RealDisk()) as files:
@@ -669,45 +703,84 @@ def test_a_bad_delay_level_is_refused() -> None:
 
 
 # --- stores of the Java broker -------------------------------------------------------------------
-def copied(name: str, tmp_path: Path) -> Path:
+def copied(golden: Golden, name: str, tmp_path: Path) -> Path:
+    golden.skip_without(name)
     root = tmp_path / name
-    shutil.copytree(GOLDEN / name, root)
+    shutil.copytree(golden.path / name, root)
     for path in [root, *root.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
     return root
 
 
 def java_report(root: Path) -> offline.Report:
-    from cosmodrome.wire import fastjson
-
     with offline.opened(str(root), RealDisk()) as files:
         return offline.check(files, read_json=fastjson.loads, delays=DELAYS)
 
 
-@needs_golden
-@pytest.mark.parametrize(
-    ("name", "messages", "notes"), [("store", 816, 0), ("store-crash", 2748, 0)]
-)
-def test_java_stores_are_in_order(tmp_path: Path, name: str, messages: int, notes: int) -> None:
-    report = java_report(copied(name, tmp_path))
-    assert report.ok and report.findings.note_count == notes
-    assert report.messages == report.queue_entries == messages
-    assert (report.index_slots, report.index_entries_max) == (100, 400)
+@each_golden
+@pytest.mark.parametrize("name", ["store", "store-crash", "store-torn"])
+def test_java_stores_are_in_order(tmp_path: Path, golden: Golden, name: str) -> None:
+    report = java_report(copied(golden, name, tmp_path))
+    facts = golden.manifest(name)
+    assert report.findings.problems == []
+    assert report.clean_stop == (name == "store")
+    assert report.messages == len(facts.get("commitlog_walk") or facts["messages"])
+    assert report.max_offset == facts["commitlog_walk_end"]
+    assert report.log_file_bytes == golden.sizes["mapped_file_size_commit_log"]
+    if name == "store-torn":
+        assert {note.kind for note in report.findings.notes} >= {"log", "queue"}
+    else:
+        assert name != "store" or report.findings.notes == []
+        assert report.index_slots == golden.sizes["max_hash_slot_num"]
+        assert report.index_entries_max == golden.sizes["max_index_num"]
 
 
-@needs_golden
-def test_a_torn_java_store_needs_no_more_than_a_start(tmp_path: Path) -> None:
-    report = java_report(copied("store-torn", tmp_path))
-    assert report.ok and report.max_offset == 1342794
-    assert [note.kind for note in report.findings.notes] == ["log", "queue", "index"]
-
-
-@needs_golden
-async def test_a_java_store_is_rebuilt_byte_for_byte(tmp_path: Path) -> None:
-    root = copied("store", tmp_path)
+@each_golden
+async def test_a_java_store_is_rebuilt_byte_for_byte(tmp_path: Path, golden: Golden) -> None:
+    root = copied(golden, "store", tmp_path)
     before = {path: path.read_bytes() for path in (root / "consumequeue").rglob("0000*")}
-    entries = sum(file.stat().st_size for file in (root / "index").iterdir())
+    entries = java_report(root).index_entries
     await rebuilt(root)
     assert {path: path.read_bytes() for path in (root / "consumequeue").rglob("0000*")} == before
-    assert sum(file.stat().st_size for file in (root / "index").iterdir()) == entries
-    assert java_report(root).ok
+    report = java_report(root)
+    assert report.findings.problems == report.findings.notes == []
+    assert report.index_entries == entries
+
+
+# --- anything at all -----------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(8))
+def test_no_damage_breaks_the_tools(tmp_path: Path, seed: int) -> None:
+    """Any bytes in any file: findings or a StoreError that explains, never another exception."""
+    chance = random.Random(seed)
+    for round_ in range(6):
+        root = tmp_path / str(round_)
+        filled(root)
+        paths = sorted(path for path in root.rglob("*") if path.is_file() and path.name != "lock")
+        path = chance.choice(paths)
+        data = bytearray(path.read_bytes())
+        at = chance.randrange(max(1, len(data.rstrip(b"\0"))))
+        how = chance.choice(["flip", "junk", "zero", "cut", "grow"])
+        if how == "flip":
+            data[at : at + 1] = bytes([data[at] ^ 1 << chance.randrange(8)]) if data else b""
+        elif how in ("junk", "zero"):
+            length = min(chance.randrange(1, 64), len(data) - at)
+            data[at : at + length] = chance.randbytes(length) if how == "junk" else bytes(length)
+        elif how == "cut":
+            del data[at:]
+        else:
+            data += bytes(chance.randrange(1, 64))
+        path.write_bytes(data)
+        if chance.random() < 0.3:
+            (root / "abort").touch()
+        try:
+            checked(root, read_only=chance.random() < 0.5)
+            with offline.opened(str(root), RealDisk()) as files:
+                for _ in offline.records(files, offline.Wanted()):
+                    pass
+                for _ in offline.queue_rows(files, offline.Wanted()):
+                    pass
+                for _ in offline.all_index_entries(files):
+                    pass
+                offline.plan_repair(files, json.loads)
+        except StoreError as error:
+            assert str(error)
