@@ -36,16 +36,19 @@ class Link:
     def __init__(self, port: int) -> None:
         self._port = port
         self._opaque = 0
+        self._writer: asyncio.StreamWriter | None = None
 
     async def open(self) -> None:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
     async def call(
         self, code: int, fields: dict[str, object], body: bytes = b""
     ) -> tuple[int, dict[str, str], str | None, bytes]:
+        assert self._writer is not None
         self._opaque += 1
         header = json.dumps(
             {
