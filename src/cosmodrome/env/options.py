@@ -114,9 +114,82 @@ class StoreOptions(Options, frozen=True, kw_only=True):
         Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"],
         _said("ASYNC_MASTER or SYNC_MASTER take sends, SLAVE refuses them"),
     ] = "ASYNC_MASTER"
+    file_reserved_time: Annotated[
+        int,
+        _said(
+            "hours a commit-log file is kept after its last write; queues and index follow the"
+            " log; one time for all topics",
+            least=0,
+        ),
+    ] = 72
+    delete_when: Annotated[
+        str, _said("hours of the day, separated by ;, in which expired files are removed")
+    ] = "04"
+    disk_max_used_space_ratio: Annotated[
+        int,
+        _said(
+            "percent of the disk used above which expired files are removed at any hour; held"
+            " between 10 and 95"
+        ),
+    ] = 75
+    disk_space_clean_forcibly_ratio: Annotated[
+        int,
+        _said(
+            "percent of the disk used above which the oldest files are removed even if they have"
+            " not expired",
+            least=10,
+            most=100,
+        ),
+    ] = 85
+    clean_file_forcibly_enable: Annotated[
+        bool, _said("allow the removal of files that have not expired when the disk is full")
+    ] = True
     disk_space_warning_level_ratio: Annotated[
         int, _said("percent of the disk used at which sends are refused", least=10, most=100)
     ] = 90
+    clean_resource_interval: Annotated[
+        int, _said("ms between looks for files to remove; the first comes after 60 s", least=1)
+    ] = 10_000
+    delete_commit_log_files_interval: Annotated[
+        int, _said("ms between the removals of two commit-log files", least=0)
+    ] = 100
+    delete_consume_queue_files_interval: Annotated[
+        int, _said("ms between the removals of two queue files", least=0)
+    ] = 100
+    delete_file_batch_max: Annotated[int, _said("commit-log files removed per look", least=1)] = 10
+    redelete_hanged_file_interval: Annotated[
+        int, _said("ms until the removal of a file that failed is tried again", least=1)
+    ] = 120_000
+    transient_store_pool_enable: Annotated[
+        bool,
+        _said(
+            "acknowledge messages while they are in this process's memory only: a kill -9 or crash"
+            " of the broker loses up to commitIntervalCommitLog of acknowledged messages, in no"
+            " other mode it does; takes effect on a master with ASYNC_FLUSH"
+        ),
+    ] = False
+    transient_store_pool_size: Annotated[
+        int,
+        _said(
+            "times mappedFileSizeCommitLog, 256 MiB at most: bytes held in memory before sends are"
+            " answered busy",
+            least=1,
+        ),
+    ] = 5
+    commit_interval_commit_log: Annotated[
+        int, _said("ms between writes of what transientStorePoolEnable holds in memory", least=1)
+    ] = 200
+    fast_fail_if_no_buffer_in_store_pool: Annotated[
+        bool,
+        _said("answer busy at once when the next commit-log file is not ready, instead of waiting"),
+    ] = False
+    warm_maped_file_enable: Annotated[
+        bool,
+        _said(
+            "fill the next commit-log file with zeros ahead of time, so that appends never allocate"
+            " disk blocks; not when the disk is nearly full"
+        ),
+    ] = False
 
 
 class BrokerOptions(Options, frozen=True, kw_only=True):

@@ -30,23 +30,19 @@ _REASONS: dict[str, str] = {
     """,
     "appends are one pwrite per batch; there is no mapped file to tune": """
         flushCommitLogTimed flushCommitLogLeastPages flushCommitLogThoroughInterval
-        commitIntervalCommitLog commitCommitLogLeastPages commitCommitLogThoroughInterval
+        commitCommitLogLeastPages commitCommitLogThoroughInterval
         flushConsumeQueueLeastPages useReentrantLockWhenPutMessage osPageCacheBusyTimeOutMills
         flushLeastPagesWhenWarmMapedFile debugLockEnable putMsgIndexHightWater
     """,
-    "nothing is deleted by age or space yet": """
-        fileReservedTime deleteWhen diskMaxUsedSpaceRatio cleanFileForciblyEnable
-        cleanResourceInterval deleteCommitLogFilesInterval deleteConsumeQueueFilesInterval
-        destroyMapedFileIntervalForcibly redeleteHangedFileInterval deleteFileBatchMax
-        diskSpaceCleanForciblyRatio diskFallRecorded
+    "a file is removed at once and readers keep what they have mapped": """
+        destroyMapedFileIntervalForcibly diskFallRecorded
     """,
     "the feature it belongs to is not served yet": """
         enableCalcFilterBitMap expectConsumerNumUseFilter maxErrorRateOfBloomFilter
         transactionTimeOut transactionCheckMax transactionCheckInterval
         storeReplyMessageEnable disableConsumeIfConsumerReadSlowly consumerFallbehindThreshold
         enableDetailStat autoDeleteUnusedStats enableConsumeQueueExt
-        mappedFileSizeConsumeQueueExt bitMapLengthConsumeQueueExt transientStorePoolEnable
-        transientStorePoolSize fastFailIfNoBufferInStorePool warmMapedFileEnable
+        mappedFileSizeConsumeQueueExt bitMapLengthConsumeQueueExt
         messageIndexSafe duplicationEnable offsetCheckInSlave readOnlyCommitLogStorePaths
         haListenPort haSendHeartbeatInterval haHousekeepingInterval haTransferBatchSize
         haMasterAddress haSlaveFallbehindMax slaveTimeout

@@ -324,6 +324,21 @@ class Index:
                 break
         return sorted(set(found))
 
+    def take_expired(self, log_min_offset: int) -> str | None:
+        """Forget the oldest file if the log has none of its records, never the last one.
+
+        Returns its path, for the caller to remove.
+        """
+        if len(self._list) < 2:
+            return None
+        oldest = self._list[0]
+        if oldest.end_offset >= log_min_offset or oldest.dirty:
+            return None
+        del self._list[0]
+        self._files.forget(oldest.path)
+        self.unsynced.discard(oldest.path)
+        return oldest.path
+
     # --- batches -----------------------------------------------------------------------------
     def pending(self) -> list[tuple[IndexFile, FileWrite, int, dict[int, int]]]:
         return [(file, *file.pending()) for file in self._list if file.dirty]

@@ -235,6 +235,11 @@ class Log:
         file = self._writers.get(base)
         return self._files.view(self.path_of(base)) if file is None else file.view
 
+    def expire(self, base: int) -> None:
+        """The log begins behind the file at `base`, which is about to be removed."""
+        self.min_offset = max(self.min_offset, base + self.segment_bytes)
+        self.drop_view(base)
+
     def drop_view(self, base: int) -> None:
         """The file at `base` is about to be removed."""
         self._files.forget(self.path_of(base))

@@ -134,6 +134,22 @@ class Queue:
                 high = middle
         self.min_offset = low
 
+    def forget_below(self, log_min_offset: int) -> None:
+        """The log has lost its records before that offset."""
+        entry = self.entry(self.min_offset)
+        if entry is None or entry[0] < log_min_offset:
+            self.find_min(log_min_offset)
+
+    def expired_file(self, log_min_offset: int) -> int | None:
+        """Position of the first file if nothing in it is in the log; never the last file."""
+        end = self.first + self.file_bytes
+        if end >= self.tail_at:
+            return None
+        data = self.entries(end // QUEUE_ENTRY_BYTES - 1, 1)
+        if data and QUEUE_ENTRY.unpack(data)[0] >= log_min_offset:
+            return None
+        return self.first
+
     def pieces(self) -> Iterator[FileWrite]:
         """The tail, cut at file ends."""
         done = 0
@@ -240,6 +256,11 @@ class Queues:
         self._dropped.append(queue)
         if not self._writing:
             self._remove_dropped()
+
+    def let_go(self, path: str) -> None:
+        """A file is about to be removed."""
+        self._files.forget(path)
+        self.unsynced.discard(path)
 
     # --- batches -----------------------------------------------------------------------------
     def pending(self) -> list[tuple[Queue, FileWrite]]:

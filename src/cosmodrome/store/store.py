@@ -31,6 +31,7 @@ from cosmodrome.store.log import Log
 from cosmodrome.store.queue import Queues, check_path_names
 from cosmodrome.store.read import Reader
 from cosmodrome.store.recover import Recovery
+from cosmodrome.store.retain import Retention
 from cosmodrome.store.segment import OpenFiles
 from cosmodrome.store.upkeep import Upkeep
 from cosmodrome.store.values import (
@@ -131,6 +132,10 @@ class Store:
             *(options, env, (root, self._log.directory), self._path("checkpoint")),
             *(self._flush, self._dispatch, self._queues, self._index),
         )
+        self._retention = Retention(
+            *(options, env, root, self._log, self._flush, self._dispatch),
+            *(self._queues, self._index, self._upkeep),
+        )
         self._reader = Reader(
             options, memory_bytes, self._log, self._flush, self._queues, self._index
         )
@@ -162,10 +167,12 @@ class Store:
                     # Consumers can be served, and what they finish may free the space.
                     _log.error("log_not_writable_yet error=%s", error)
                 await self._upkeep.start()
+                await self._retention.start()
         except BaseException as error:
             self._state = "stopped because its start failed"
             if isinstance(error, OSError) and not self._read_only:
                 self._mark_doubt()
+            await self._retention.stop()
             await self._upkeep.stop()
             await self._release()
             self._unlock()
@@ -182,6 +189,7 @@ class Store:
             return
         self._log.write()
         await self._flush.sync_all()
+        await self._retention.stop()
         await self._upkeep.stop()
         vouched = self._flush.failure is None and await self._upkeep.write_checkpoint()
         caught_up = self._dispatch.cursor == self._log.written_end == self._flush.synced_end
@@ -195,6 +203,7 @@ class Store:
     async def abandon(self) -> None:
         """Let go of everything as it is, as a killed process would. For tests of recovery."""
         self._state = "stopped"
+        await self._retention.stop()
         await self._upkeep.stop()
         await self._release(keep_spare=True)
         self._unlock()
@@ -303,6 +312,10 @@ class Store:
             if queue.topic == topic:
                 self._queues.drop(queue)
         self._log.forget(topic)
+
+    def delete_expired(self) -> None:
+        """Remove what has expired soon, whatever the hour; the work goes on in the background."""
+        self._retention.request()
 
     def facts(self) -> StoreFacts:
         return StoreFacts(

@@ -44,7 +44,7 @@ class Upkeep:
         index: Index | None,
     ) -> None:
         self.disk_ratio = 0.0
-        self.trouble: str | None = None  # why messages are refused for now
+        self.lock = asyncio.Lock()  # held while derived files are written; hold it to remove one
         self._options = options
         self._env = env
         self._directories = directories
@@ -56,13 +56,25 @@ class Upkeep:
         self._wake = asyncio.Event()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
-        self._lock = asyncio.Lock()
         self._sync_failed = False
+        self._disk_full = False
+        self._backlog: str | None = None
 
     async def start(self) -> None:
         self._stopping = False
-        await self._check_disk()
+        await self.check_disk()
         self._task = asyncio.create_task(self._run(), name="store-upkeep")
+
+    @property
+    def trouble(self) -> str | None:
+        """Why messages are refused for now."""
+        if self._backlog is not None or not self._disk_full:
+            return self._backlog
+        percent_max = self._options.disk_space_warning_level_ratio
+        return (
+            f"the disk of {self._directories[0]} is {self.disk_ratio:.1%} used, sends stop"
+            f" at {percent_max}%; free space or raise diskSpaceWarningLevelRatio"
+        )
 
     async def stop(self) -> None:
         """Ends between batches, never within one."""
@@ -84,7 +96,7 @@ class Upkeep:
 
     async def write_derived(self) -> bool:
         """One batch; False when part of it failed and stays in memory."""
-        async with self._lock:
+        async with self.lock:
             queue_batch = self._queues.pending()
             index_batch = self._index.pending() if self._index is not None else []
             writes = [item[1] for item in queue_batch] + [item[1] for item in index_batch]
@@ -124,6 +136,19 @@ class Upkeep:
             self._index.unsynced -= paths
         return True
 
+    async def check_disk(self) -> None:
+        """Look how full the disk is, and take or refuse messages accordingly."""
+        self.disk_ratio = await self._env.offload(self._fullest)
+        self._disk_full = self.disk_ratio * 100 > self._options.disk_space_warning_level_ratio
+
+    def note_cleaning(self, ratio: float) -> None:
+        """What a look for files to remove found; it says "full" or "fine", or leaves it open."""
+        self.disk_ratio = ratio
+        if ratio * 100 > self._options.disk_space_warning_level_ratio:
+            self._disk_full = True
+        elif ratio * 100 < self._options.disk_space_clean_forcibly_ratio:
+            self._disk_full = False
+
     # --- inside ------------------------------------------------------------------------------
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -148,7 +173,7 @@ class Upkeep:
                     await self.write_derived()
                 if loop.time() >= disk_at:
                     disk_at = loop.time() + DISK_CHECK_SECONDS
-                    await self._check_disk()
+                    await self.check_disk()
             except Exception as error:
                 _log.exception("upkeep_failed")
                 self._flush.fail(f"the store's upkeep failed ({error}); see the log file")
@@ -163,29 +188,14 @@ class Upkeep:
         return self._queues.tail_bytes + index_bytes
 
     def _judge(self, failure: OSError | None) -> None:
+        self._backlog = None
         if failure is not None:
             _log.error("queue_write_failed error=%s next=%s", failure, "retried by itself")
             if self._memory_bytes() > BACKLOG_BYTES_MAX:
-                self.trouble = (
+                self._backlog = (
                     f"queue files cannot be written ({failure.strerror or failure}); free disk"
                     " space, sends resume by themselves"
                 )
-                return
-        self._judge_disk()
-
-    async def _check_disk(self) -> None:
-        self.disk_ratio = await self._env.offload(self._fullest)
-        self._judge_disk()
 
     def _fullest(self) -> float:
         return max(self._env.disk.usage(path).ratio for path in self._directories)
-
-    def _judge_disk(self) -> None:
-        percent_max = self._options.disk_space_warning_level_ratio
-        if self.disk_ratio * 100 > percent_max:
-            self.trouble = (
-                f"the disk of {self._directories[0]} is {self.disk_ratio:.1%} used, sends stop"
-                f" at {percent_max}%; free space or raise diskSpaceWarningLevelRatio"
-            )
-        else:
-            self.trouble = None
