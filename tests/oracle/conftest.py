@@ -51,7 +51,10 @@ def start_cluster() -> Callable[[Path], Cluster]:
             server = CosmoNode(folder / "data")
         elif target == "java":
             try:
-                server = JavaCluster(folder, free_port(), free_port(-2, 1))
+                server = JavaCluster(
+                    *(folder, free_port(), free_port(-2, 1)),
+                    settings={"enablePropertyFilter": "true"},
+                )
             except ToolMissing as error:
                 _unavailable(error)
                 raise

@@ -16,11 +16,13 @@ import java.util.concurrent.CountDownLatch;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -34,12 +36,14 @@ import org.apache.rocketmq.common.message.MessageQueue;
  *
  * <pre>
  * send      NAMESRV TOPIC GROUP sync|async|oneway|batch|orderly   messages on standard input
- * consume   NAMESRV TOPIC GROUP EXPRESSION push|orderly PROPERTIES   until end of input
+ * consume   NAMESRV TOPIC GROUP EXPRESSION push|orderly|failing:MAX:LEVEL PROPERTIES   until end of input
  * pull      NAMESRV TOPIC GROUP EXPRESSION    every queue from its first to its last message
  * litepull  NAMESRV TOPIC GROUP EXPRESSION    until end of input
  * query-key NAMESRV TOPIC KEY
  * query-id  NAMESRV TOPIC ID
  * </pre>
+ *
+ * EXPRESSION names tags, or is an SQL92 condition behind the word <code>sql:</code>.
  */
 public final class Driver {
     private static final PrintStream OUT =
@@ -147,11 +151,19 @@ public final class Driver {
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeThreadMin(4);
         consumer.setConsumeThreadMax(4);
-        consumer.subscribe(topic, expression);
+        consumer.subscribe(topic, selector(expression));
         if (mode.equals("orderly")) {
             consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
                 messages.forEach(Driver::received);
                 return ConsumeOrderlyStatus.SUCCESS;
+            });
+        } else if (mode.startsWith("failing:")) {
+            String[] parts = mode.split(":");
+            consumer.setMaxReconsumeTimes(Integer.parseInt(parts[1]));
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                messages.forEach(Driver::received);
+                context.setDelayLevelWhenNextConsume(Integer.parseInt(parts[2]));
+                return ConsumeConcurrentlyStatus.RECONSUME_LATER;
             });
         } else if (mode.equals("push")) {
             consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
@@ -201,11 +213,17 @@ public final class Driver {
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(group);
         consumer.setNamesrvAddr(namesrv);
         consumer.start();
+        // The client asks for SQL92 only a broker whose version a heartbeat brought; the first
+        // one after the route is known would be sent half a minute later.
+        MQClientInstance client =
+            consumer.getDefaultMQPullConsumerImpl().getRebalanceImpl().getmQClientFactory();
+        client.updateTopicRouteInfoFromNameServer(topic);
+        client.sendHeartbeatToAllBrokerWithLock();
         for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(topic)) {
             long next = consumer.minOffset(queue);
             long end = consumer.maxOffset(queue);
             while (next < end) {
-                PullResult result = consumer.pull(queue, expression, next, 7);
+                PullResult result = consumer.pull(queue, selector(expression), next, 7);
                 if (result.getMsgFoundList() != null) {
                     result.getMsgFoundList().forEach(Driver::received);
                 }
@@ -225,7 +243,7 @@ public final class Driver {
         consumer.setNamesrvAddr(namesrv);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setPullThreadNums(2);
-        consumer.subscribe(topic, expression);
+        consumer.subscribe(topic, selector(expression));
         consumer.start();
         Thread poller = new Thread(() -> {
             while (consumer.isRunning()) {
@@ -238,6 +256,11 @@ public final class Driver {
         consumer.shutdown();
         poller.join();
         print(event("stopped"));
+    }
+
+    private static MessageSelector selector(String expression) {
+        return expression.startsWith("sql:")
+            ? MessageSelector.bySql(expression.substring(4)) : MessageSelector.byTag(expression);
     }
 
     private static void query(String namesrv, String topic, String what, boolean byKey) throws Exception {
@@ -261,6 +284,9 @@ public final class Driver {
         }
         if (asked.getString("keys") != null) {
             message.setKeys(asked.getString("keys"));
+        }
+        if (asked.getInteger("delay") != null) {
+            message.setDelayTimeLevel(asked.getInteger("delay"));
         }
         JSONObject properties = asked.getJSONObject("properties");
         if (properties != null) {
