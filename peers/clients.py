@@ -3,10 +3,12 @@
     send    NAMESRV TOPIC GROUP MODE                         messages on standard input
     consume NAMESRV TOPIC GROUP EXPRESSION MODE PROPERTIES   until end of input
 
-Input is one JSON object per line with body (base64), tags, keys, properties and shard (orderly
-mode: the queue is shard modulo the number of queues). Output is one JSON object per line: `sent`
-(or `failed`) per message; `started`, `message`, `stopped` and, from Java, `assigned`. A consumer
-that sees the end of its input shuts its client down, which commits offsets, and exits.
+Input is one JSON object per line with body (base64), tags, keys, properties, delay (a level) and
+shard (orderly mode: the queue is shard modulo the number of queues). Output is one JSON object
+per line: `sent` (or `failed`) per message; `started`, `message`, `stopped` and, from Java,
+`assigned`. A consumer that sees the end of its input shuts its client down, which commits
+offsets, and exits. In the mode `failing:MAX:LEVEL` it processes nothing: each message comes again
+at most MAX times, after the delay of LEVEL (0: the broker chooses).
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class Letter:
     keys: str | None = None
     properties: dict[str, str] = field(default_factory=dict)
     shard: int | None = None
+    delay: int | None = None  # level
 
     def line(self) -> str:
         return json.dumps(
@@ -51,6 +54,7 @@ class Letter:
                 "keys": self.keys,
                 "properties": self.properties,
                 "shard": self.shard,
+                "delay": self.delay,
             }
         )
 

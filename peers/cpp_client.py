@@ -41,6 +41,8 @@ def message(topic: str, asked: dict[str, Any]) -> Message:
         made.set_tags(asked["tags"])
     if asked.get("keys"):
         made.set_keys(asked["keys"])
+    if asked.get("delay"):
+        made.set_delay_time_level(asked["delay"])
     for key, value in (asked.get("properties") or {}).items():
         made.set_property(key, value)
     return made
@@ -125,6 +127,8 @@ def consume(
                 "body": base64.b64encode(got.body).decode(),
             }
         )
+        if mode.startswith("failing:"):  # the binding can set neither a limit nor a level
+            raise RuntimeError("to be tried again")
 
     consumer = PushConsumer(group, orderly=mode == "orderly")
     consumer.set_namesrv_addr(namesrv)

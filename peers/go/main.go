@@ -1,7 +1,7 @@
 // Drives the Go client from a test. The interface shared by all drivers is in clients.py.
 //
 //	send    NAMESRV TOPIC GROUP sync|async|oneway|batch|orderly      messages on standard input
-//	consume NAMESRV TOPIC GROUP EXPRESSION push|orderly PROPERTIES   until end of input
+//	consume NAMESRV TOPIC GROUP EXPRESSION push|orderly|failing:MAX:LEVEL PROPERTIES   until end of input
 package main
 
 import (
@@ -28,6 +28,7 @@ type asked struct {
 	Keys       *string           `json:"keys"`
 	Properties map[string]string `json:"properties"`
 	Shard      *int              `json:"shard"`
+	Delay      *int              `json:"delay"`
 }
 
 type line map[string]any
@@ -134,6 +135,9 @@ func readMessages(topic string, shardOf map[*primitive.Message]int) []*primitive
 		if one.Keys != nil {
 			message.WithKeys(strings.Split(*one.Keys, " "))
 		}
+		if one.Delay != nil {
+			message.WithDelayTimeLevel(*one.Delay)
+		}
 		for key, value := range one.Properties {
 			message.WithProperty(key, value)
 		}
@@ -157,17 +161,30 @@ func sent(index int, result *primitive.SendResult) line {
 }
 
 func consume(resolver primitive.NsResolver, topic, group, expression, mode string) {
+	retries, level := int32(-1), 0
+	failing := strings.HasPrefix(mode, "failing:")
+	if failing {
+		_, err := fmt.Sscanf(mode, "failing:%d:%d", &retries, &level)
+		check(err)
+	}
 	c, err := rocketmq.NewPushConsumer(
 		consumer.WithNsResolver(resolver),
 		consumer.WithGroupName(group),
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
 		consumer.WithConsumerOrder(mode == "orderly"),
+		consumer.WithMaxReconsumeTimes(retries),
 	)
 	check(err)
 	check(c.Subscribe(topic, consumer.MessageSelector{Type: consumer.TAG, Expression: expression},
-		func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
+		func(ctx context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
 			for _, message := range messages {
 				received(message)
+			}
+			if failing {
+				if concurrent, ok := primitive.GetConcurrentlyCtx(ctx); ok {
+					concurrent.DelayLevelWhenNextConsume = level
+				}
+				return consumer.ConsumeRetryLater, nil
 			}
 			return consumer.ConsumeSuccess, nil
 		}))
