@@ -287,6 +287,14 @@ def test_chains_of_tests_have_a_limit() -> None:
             compile_expression("a" + link * 1000)
 
 
+def test_a_sign_does_not_hide_depth() -> None:
+    text = "a"
+    with pytest.raises(Sql92Error, match="nested too deeply"):
+        for _ in range(10):
+            text = f"a > -({text}{' IS NULL' * 200})"
+            compile_expression(text).matches(MESSAGE)
+
+
 def test_deep_and_wide_together() -> None:
     text = "a = 5"
     for _ in range(60):

@@ -76,13 +76,12 @@ class _Parser:
             mine = _LEVELS.get(_operator(token), 0)
             if mine < level or token.kind not in (Kind.SYMBOL, Kind.WORD):
                 return left
-            left = (
-                self._joined(left, token)
-                if mine <= 2
-                else self._equality(left, self._take())
-                if mine == 3
-                else self._ordering(left, self._take())
-            )
+            if mine <= _LEVELS["AND"]:
+                left = self._joined(left, token)
+            elif mine == _LEVELS["="]:
+                left = self._equality(left, self._take())
+            else:
+                left = self._ordering(left, self._take())
             if left.depth > DEPTH_MAX:
                 raise self._error(token.at, _TOO_DEEP)
 
@@ -209,7 +208,8 @@ class _Parser:
                 raise self._error(
                     side.at, "only properties and numbers have an order; use parentheses, = or IN"
                 )
-        return truth(ordered_test(left, right, accept), left.at, 1)
+        depth = max(left.depth, right.depth) + 1
+        return truth(ordered_test(left, right, accept), left.at, depth)
 
     # --- steps --------------------------------------------------------------------------------
 
