@@ -84,6 +84,10 @@ class StoreUnwritable(StoreError):
     """Appends are refused for now or for good (disk full, failed sync, stopped, slave)."""
 
 
+class StoreBusy(StoreUnwritable):
+    """Appends are refused for a moment: something is full or not ready yet; send again."""
+
+
 class MessageTooLarge(StoreError):
     """A message breaks a limit of the record format or of `maxMessageSize`."""
 

@@ -83,6 +83,7 @@ class Flush:
         synced: bool,
         timeout_ms: int,
         interval_ms: int,
+        pooled: bool = False,
     ) -> None:
         self.durable_end = 0
         self.synced_end = 0
@@ -92,6 +93,7 @@ class Flush:
         self._env = env
         self._advance = advance
         self._synced = synced
+        self._pooled = pooled  # to be staged is enough for an acknowledgement
         self._timeout_seconds = timeout_ms / 1000
         self._interval_seconds = interval_ms / 1000
         self._for_written = _Waiters()
@@ -148,6 +150,8 @@ class Flush:
             return _resolved(loop, None)
         if self.failure is not None:
             return _resolved(loop, self.failure)
+        if self._pooled and end <= self._log.end:
+            return _resolved(loop, None)
         if end > self._log.end:
             return _resolved(
                 loop,

@@ -4,6 +4,8 @@ Theory of operation: `append` only stages. It gives each record its place in the
 its queue and encodes it into the buffer of the current file; at the end of the loop's turn
 one `write` per file carries everything staged. Three ends follow each other:
 `end` (staged) >= `written_end` (in the kernel) >= the durable end, which is kept in `flush`.
+With a pool (transientStorePoolEnable) staged records are acknowledged and stay in memory until
+the next commit: then a failed write keeps them for the next one instead of taking them back.
 
 Invariants: a record never crosses a file's end; eight bytes for the blank record are always
 left; store times never go backwards. When a write fails everything staged is taken back,
@@ -21,7 +23,7 @@ from collections.abc import Callable, Sequence
 
 from cosmodrome import speed
 from cosmodrome.env.base import Env, SegmentFile
-from cosmodrome.errors import MessageTooLarge, StoreUnwritable
+from cosmodrome.errors import MessageTooLarge, StoreBusy, StoreUnwritable
 from cosmodrome.layout import (
     BLANK,
     BLANK_BYTES,
@@ -30,17 +32,18 @@ from cosmodrome.layout import (
     MAGIC_BLANK,
     PROPERTIES_BYTES_MAX,
     RECORD_BYTES_MIN,
+    SECTOR_BYTES,
     SYS_PREPARED,
     SYS_ROLLBACK,
     SYS_TRANSACTION_MASK,
     TOPIC_BYTES_MAX,
 )
-from cosmodrome.store.segment import OpenFiles, create_lasting, segment_path
+from cosmodrome.store.segment import OpenFiles, Warming, create_lasting, segment_path
 from cosmodrome.store.values import Draft, Stored
 
 STAGED_BYTES_MAX = 4 * 1024 * 1024
 RECORD_OVERHEAD_BYTES_MAX = 65_536  # topic, properties and fixed fields beside the body
-SPARE_WAIT_STEPS = 5000
+SPARE_WAIT_STEPS = 200  # the loop stands still meanwhile: longer would be felt by everybody
 SPARE_STEP_SECONDS = 0.001
 
 QueueKey = tuple[str, int]
@@ -58,17 +61,28 @@ class _Chunk:
     end: int
     data: bytearray
     before: dict[QueueKey, int | None]  # next queue offsets before this chunk
+    last_ms: int = 0  # store time of the last record
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pool:
+    """How much may be acknowledged before it is written, and for how long."""
+
+    size_bytes: int
+    interval_seconds: float
 
 
 class _Spare:
     """The next file, being made off the loop.
 
     Whoever takes the token makes the file, so that loop and worker never make it both.
+    `wanted` tells a worker that is filling the file with zeros to hand it over.
     """
 
     def __init__(self, base: int) -> None:
         self.base = base
         self.token = [True]
+        self.wanted = False
         self.made: list[SegmentFile | OSError] = []
         self.done: asyncio.Future[None] | None = None
 
@@ -82,6 +96,10 @@ class Log:
         env: Env,
         files: OpenFiles,
         queue_end: Callable[[str, int], int],
+        *,
+        pool: Pool | None = None,
+        warming: Warming | None = None,
+        fail_fast: bool = False,
     ) -> None:
         self.directory = directory
         self.segment_bytes = segment_bytes
@@ -95,6 +113,11 @@ class Log:
         self._env = env
         self._files = files
         self._queue_end = queue_end
+        self._pool = pool
+        self._warming = warming
+        self._fail_fast = fail_fast
+        self.trouble: str | None = None  # why messages are refused for now
+        self._due: asyncio.Handle | None = None
         self._next: dict[QueueKey, int] = {}
         self._last_ms = 0
         self._staged: list[_Chunk] = []
@@ -119,8 +142,12 @@ class Log:
 
     async def close(self, *, keep_spare: bool = False) -> None:
         """Release the files; a file made ahead that holds nothing is removed."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
         spare, self._spare = self._spare, None
         if spare is not None:
+            spare.wanted = True
             if spare.done is not None:
                 await spare.done
             if spare.made and not isinstance(spare.made[0], OSError):
@@ -144,6 +171,11 @@ class Log:
             raise MessageTooLarge(
                 f"{total} bytes of records do not fit a commit-log file of {self.segment_bytes}"
                 " bytes; send less at once or raise mappedFileSizeCommitLog"
+            )
+        if self._pool is not None and self._staged_bytes + total > self._pool.size_bytes:
+            raise StoreBusy(
+                f"the transient store pool is full: {self._staged_bytes} bytes wait to be written;"
+                " send again, or raise transientStorePoolSize"
             )
         chunk = self._room(total)
         store_ms = self._last_ms = max(self._last_ms, self._env.clock.now_ms())
@@ -182,8 +214,12 @@ class Log:
         for key, old in taken:
             chunk.before.setdefault(key, old)
         self.end = chunk.end = offset
+        chunk.last_ms = store_ms
         self._staged_bytes += total
-        if self._staged_bytes > STAGED_BYTES_MAX:
+        if self._pool is not None:
+            if self._staged_bytes > min(STAGED_BYTES_MAX, self._pool.size_bytes // 2):
+                self._write_in(0.0)
+        elif self._staged_bytes > STAGED_BYTES_MAX:
             error = self.write()
             if error is not None and offset > self.written_end:
                 raise error
@@ -196,6 +232,9 @@ class Log:
 
     def write(self) -> StoreUnwritable | None:
         """Carry everything staged to the kernel; what failed is taken back and returned."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
         staged, self._staged = self._staged, []
         self._staged_bytes = 0
         failure: StoreUnwritable | None = None
@@ -205,7 +244,9 @@ class Log:
             if error is not None:
                 failure = self._take_back(staged[at:], error)
                 break
-        if failure is not None:
+        if self._pool is not None:
+            self.trouble = None if failure is None else str(failure)
+        elif failure is not None:
             self.on_lost(self.written_end, failure)
         if self.written_end > before:
             self.on_written()
@@ -271,6 +312,11 @@ class Log:
                 f"the properties have {len(properties)} bytes; at most {PROPERTIES_BYTES_MAX}"
                 " are allowed, move large values into the body"
             )
+        if "\0" in draft.properties and _looks_torn(properties):
+            raise MessageTooLarge(
+                "the properties hold or end with zero bytes in a way that cannot be told from"
+                " data lost in a power cut; encode such values as text"
+            )
         if len(draft.body) > self._body_bytes_max:
             raise MessageTooLarge(
                 f"the body has {len(draft.body)} bytes; maxMessageSize is {self._body_bytes_max}"
@@ -320,10 +366,18 @@ class Log:
 
     def _stage(self, chunk: _Chunk) -> None:
         if not self._staged:
-            assert self._loop is not None
-            self._loop.call_soon(self.write)
+            self._write_in(0.0 if self._pool is None else self._pool.interval_seconds)
         if not self._staged or self._staged[-1] is not chunk:
             self._staged.append(chunk)
+
+    def _write_in(self, seconds: float) -> None:
+        assert self._loop is not None
+        if self._due is not None:
+            self._due.cancel()
+        if seconds > 0:
+            self._due = self._loop.call_later(seconds, self.write)
+        else:
+            self._due = self._loop.call_soon(self.write)
 
     def _write_chunk(self, chunk: _Chunk) -> OSError | None:
         data = chunk.data
@@ -339,17 +393,24 @@ class Log:
         self._stale.pop(chunk.base, None)
         self._dirty.add(chunk.base)
         self.written_end = chunk.end
-        self.written_ms = self._last_ms
+        self.written_ms = max(self.written_ms, chunk.last_ms)
         return None
 
     def _take_back(self, chunks: list[_Chunk], error: OSError) -> StoreUnwritable:
-        for chunk in reversed(chunks):
-            for key, old in chunk.before.items():
-                self._restore(key, old)
-        self.end = chunks[0].start
         _log.error(
-            "log_write_failed path=%s offset=%d error=%s", chunks[0].file.path, self.end, error
+            "log_write_failed path=%s offset=%d error=%s",
+            *(chunks[0].file.path, chunks[0].start, error),
         )
+        if self._pool is not None:
+            # They were acknowledged: keep them, in front of all that comes, and try again.
+            self._staged = chunks
+            self._staged_bytes = sum(len(chunk.data) for chunk in chunks)
+            self._write_in(self._pool.interval_seconds)
+        else:
+            for chunk in reversed(chunks):
+                for key, old in chunk.before.items():
+                    self._restore(key, old)
+            self.end = chunks[0].start
         return StoreUnwritable(
             f"the commit log could not be written ({error.strerror or error}, file"
             f" {chunks[0].file.path}); free disk space or repair the disk, sends resume by"
@@ -364,8 +425,8 @@ class Log:
         try:
             spare = self._spare
             if spare is not None and spare.base == base:
-                self._spare = None
                 file = self._take_spare(spare)
+                self._spare = None
             elif base < self.written_end or self._env.disk.exists(path):
                 file = self._env.disk.open_segment(path)
             else:
@@ -386,6 +447,7 @@ class Log:
             return
         spare = self._spare = _Spare(base)
         path, size, disk = self.path_of(base), self.segment_bytes, self._env.disk
+        warming = self._warming
 
         def make() -> None:
             try:
@@ -393,9 +455,16 @@ class Log:
             except IndexError:
                 return
             try:
-                spare.made.append(create_lasting(disk, path, size))
+                file = create_lasting(disk, path, size)
             except OSError as error:
                 spare.made.append(error)
+                return
+            try:
+                if warming is not None:
+                    warming.fill(disk, file, lambda: spare.wanted)
+            except OSError as error:
+                _log.warning("log_file_not_filled_ahead path=%s error=%s", path, error)
+            spare.made.append(file)
 
         spare.done = asyncio.ensure_future(self._env.offload(make))
 
@@ -403,16 +472,27 @@ class Log:
         try:
             spare.token.pop()
         except IndexError:
-            # The worker has begun, so this ends soon. It happens only when one turn of the
-            # loop fills a whole file; the alternative would be to refuse the message.
-            for _ in range(SPARE_WAIT_STEPS):
+            # The worker has begun, so this ends soon. It happens only when a file is filled
+            # faster than the next one is made; the alternative is to refuse the message at once.
+            spare.wanted = True
+            for _ in range(0 if self._fail_fast else SPARE_WAIT_STEPS):
                 if spare.made:
                     break
                 time.sleep(SPARE_STEP_SECONDS)
-            else:
-                raise OSError(f"no file after {SPARE_WAIT_STEPS} steps of waiting") from None
+            if not spare.made:
+                raise StoreBusy(
+                    f"the next commit-log file {self.path_of(spare.base)} is still being made;"
+                    " send again, and check the disk if this lasts"
+                ) from None
             made = spare.made[0]
             if isinstance(made, OSError):
+                self._spare = None
                 raise made from None
             return made
+        self._spare = None
         return create_lasting(self._env.disk, self.path_of(spare.base), self.segment_bytes)
+
+
+def _looks_torn(properties: bytes) -> bool:
+    """Whether recovery could, depending on their place, take these for a lost sector."""
+    return properties.endswith(b"\0") or bytes(SECTOR_BYTES) in properties

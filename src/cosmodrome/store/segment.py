@@ -11,12 +11,14 @@ from __future__ import annotations
 import dataclasses
 import os.path
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cosmodrome.env.base import Disk, SegmentFile
 
 NAME_DIGITS = 20
 ZERO_PIECE_BYTES = 64 * 1024
+WARM_PIECE_BYTES = 1024 * 1024
+WARM_SYNC_BYTES = 16 * 1024 * 1024  # bounds what is dirty at once, and so the rate
 ZERO_RUN_BYTES = 64 * 1024 * 1024  # far longer than any message, so no data follows
 
 
@@ -76,6 +78,28 @@ def create_lasting(disk: Disk, path: str, size: int) -> SegmentFile:
         disk.remove(path)
         raise
     return file
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Warming:
+    """Fills a file with zeros ahead of its use, so that its blocks are allocated."""
+
+    percent_max: int  # of the disk used, with this file in it, above which nothing is filled
+
+    def fill(self, disk: Disk, file: SegmentFile, enough: Callable[[], bool]) -> int:
+        """Write zeros until the file is full or it is `enough`; how many. Blocking."""
+        usage = disk.usage(os.path.dirname(file.path))
+        total_bytes = usage.used_bytes + usage.free_bytes
+        if (usage.used_bytes + file.size) * 100 > total_bytes * self.percent_max:
+            return 0
+        at = 0
+        while at < file.size and not enough():
+            size = min(WARM_PIECE_BYTES, file.size - at)
+            file.write(bytes(size), at)
+            at += size
+            if at % WARM_SYNC_BYTES == 0 or at == file.size:
+                file.sync()  # or the first sync of a message would wait for all of it
+        return at
 
 
 def holds_nothing(disk: Disk, path: str, size: int) -> bool:

@@ -27,12 +27,12 @@ from cosmodrome.store.delays import DelayLevels
 from cosmodrome.store.dispatch import Dispatch
 from cosmodrome.store.flush import Flush
 from cosmodrome.store.index import Index
-from cosmodrome.store.log import Log
+from cosmodrome.store.log import Log, Pool
 from cosmodrome.store.queue import Queues, check_path_names
 from cosmodrome.store.read import Reader
 from cosmodrome.store.recover import Recovery
 from cosmodrome.store.retain import Retention
-from cosmodrome.store.segment import OpenFiles
+from cosmodrome.store.segment import OpenFiles, Warming
 from cosmodrome.store.upkeep import Upkeep
 from cosmodrome.store.values import (
     Arrival,
@@ -62,6 +62,7 @@ MEMORY_BYTES_ASSUMED = 8 << 30
 # One descriptor each. Most systems allow a process 1024, and sockets need them more.
 LOG_FILES_OPEN_MAX = 128
 DERIVED_FILES_OPEN_MAX = 256
+POOL_BYTES_MAX = 256 * 1024 * 1024
 ABORT_PLAIN, ABORT_DOUBT = b"\0", b"\1"  # Compat: upstream only asks whether the file is there
 
 _log = logging.getLogger(__name__)
@@ -115,6 +116,13 @@ class Store:
             env,
             self._log_files,
             self._queues.next_offset,
+            pool=_pool(options),
+            warming=(
+                Warming(options.disk_space_clean_forcibly_ratio)
+                if options.warm_maped_file_enable
+                else None
+            ),
+            fail_fast=options.fast_fail_if_no_buffer_in_store_pool,
         )
         if delay_ms is None:
             delay_ms = DelayLevels(options.message_delay_level).delay_ms
@@ -126,6 +134,7 @@ class Store:
             synced=options.flush_disk_type == "SYNC_FLUSH",
             timeout_ms=options.sync_flush_timeout,
             interval_ms=options.flush_interval_commit_log,
+            pooled=_pool(options) is not None,
         )
         self._flush.on_sync_failed = self._mark_doubt
         self._upkeep = Upkeep(
@@ -192,7 +201,8 @@ class Store:
         await self._retention.stop()
         await self._upkeep.stop()
         vouched = self._flush.failure is None and await self._upkeep.write_checkpoint()
-        caught_up = self._dispatch.cursor == self._log.written_end == self._flush.synced_end
+        written = self._log.written_end == self._log.end
+        caught_up = written and self._dispatch.cursor == self._log.end == self._flush.synced_end
         await self._release()
         if vouched and caught_up:
             self._env.disk.remove(self._path("abort"))
@@ -247,7 +257,8 @@ class Store:
             return "the store was opened for reading only"
         if self._options.broker_role == "SLAVE":
             return "this broker is a slave; send to its master"
-        return self._flush.failure or self._flush.trouble or self._upkeep.trouble
+        flush, log, upkeep = self._flush, self._log, self._upkeep
+        return flush.failure or flush.trouble or log.trouble or upkeep.trouble
 
     # --- reading -------------------------------------------------------------------------------
     def read(
@@ -412,6 +423,18 @@ class Store:
 
 async def _outcome(waiter: asyncio.Future[PutStatus]) -> PutStatus:
     return await waiter
+
+
+def _pool(options: StoreOptions) -> Pool | None:
+    # Compat: upstream ignores the setting unless it is a master that flushes asynchronously.
+    if (
+        not options.transient_store_pool_enable
+        or options.flush_disk_type != "ASYNC_FLUSH"
+        or options.broker_role == "SLAVE"
+    ):
+        return None
+    size_bytes = options.transient_store_pool_size * options.mapped_file_size_commit_log
+    return Pool(min(size_bytes, POOL_BYTES_MAX), options.commit_interval_commit_log / 1000)
 
 
 async def _nothing() -> None:

@@ -22,6 +22,7 @@ from cosmodrome.errors import (
     MessageTooLarge,
     ProtocolError,
     Refused,
+    StoreBusy,
     StoreUnwritable,
     TimedOut,
     Unreachable,
@@ -227,6 +228,8 @@ class Router:
     ) -> tuple[int, str]:
         if isinstance(error, Refused):
             return error.code, error.remark
+        if isinstance(error, StoreBusy):
+            return Code.SYSTEM_BUSY, str(error)
         if isinstance(error, StoreUnwritable):
             return Code.SERVICE_NOT_AVAILABLE, str(error)
         if isinstance(error, MessageTooLarge):

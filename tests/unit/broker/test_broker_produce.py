@@ -19,7 +19,7 @@ from cosmodrome.broker.topics import Topics
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.real import MappedSegment, real_env
-from cosmodrome.errors import Code, MessageTooLarge, Refused, StoreUnwritable
+from cosmodrome.errors import Code, MessageTooLarge, Refused, StoreBusy, StoreUnwritable
 from cosmodrome.layout import BATCH_ITEM_HEAD, SYS_COMMIT, SYS_PREPARED
 from cosmodrome.store.store import DelayLevels, PutStatus, Store
 from cosmodrome.wire import table
@@ -383,6 +383,7 @@ async def test_a_topic_without_queues_to_write_refuses_a_free_choice(rig: Rig) -
     ("error", "code"),
     [
         (StoreUnwritable("the disk is full"), Code.SERVICE_NOT_AVAILABLE),
+        (StoreBusy("the disk is full"), Code.SYSTEM_BUSY),
         (MessageTooLarge("the disk is full"), Code.MESSAGE_ILLEGAL),
     ],
 )

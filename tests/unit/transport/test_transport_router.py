@@ -14,6 +14,7 @@ from cosmodrome.errors import (
     MessageTooLarge,
     ProtocolError,
     Refused,
+    StoreBusy,
     StoreUnwritable,
     TimedOut,
 )
@@ -117,6 +118,7 @@ async def test_a_handler_is_found_and_answered(service: type[Plain], serialize: 
     [
         (Refused(Code.TOPIC_NOT_EXIST, "no such topic"), 17, "no such topic"),
         (StoreUnwritable("disk full"), 14, "disk full"),
+        (StoreBusy("pool full"), 2, "pool full"),
         (MessageTooLarge("5 MiB"), 13, "5 MiB"),
         (ProtocolError("bad body"), 1, "bad body"),
         (TimedOut("client is silent"), 1, "client is silent"),
