@@ -24,7 +24,7 @@ from cosmodrome.broker.recall import Handle, make_handle
 from cosmodrome.broker.topics import PERM_READ_WRITE, Topics
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions
-from cosmodrome.errors import Code, MessageTooLarge, Refused, StoreUnwritable
+from cosmodrome.errors import Code, MessageTooLarge, Refused, StoreBusy, StoreUnwritable
 from cosmodrome.layout import (
     BATCH_ITEM_HEAD,
     PAIR_END,
@@ -171,7 +171,9 @@ class Produce:
         elif isinstance(error, MessageTooLarge):
             code, remark = Code.MESSAGE_ILLEGAL, str(error)
         else:
-            code, remark = Code.SERVICE_NOT_AVAILABLE, str(error)
+            busy = isinstance(error, StoreBusy)
+            code = Code.SYSTEM_BUSY if busy else Code.SERVICE_NOT_AVAILABLE
+            remark = str(error)
         return SendRefusal(
             code=code,
             remark=remark,
