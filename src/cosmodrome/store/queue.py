@@ -128,7 +128,8 @@ class Queue:
             middle = (low + high) // 2
             data = self.entries(middle, 1)
             log_offset, size, _ = QUEUE_ENTRY.unpack(data) if data else (0, QUEUE_FILLER_SIZE, 0)
-            if size == QUEUE_FILLER_SIZE or log_offset < log_min_offset:
+            # A negative offset is damage: it must not hide everything before it.
+            if size == QUEUE_FILLER_SIZE or 0 <= log_offset < log_min_offset:
                 low = middle + 1
             else:
                 high = middle

@@ -5,6 +5,7 @@ Everything here looks only below the durable end and never changes anything.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable
 
@@ -31,7 +32,11 @@ from cosmodrome.store.values import Batch, Found, ReadStatus
 
 SCAN_BYTES_MIN = 16_000  # of queue entries, however few messages are wanted
 FIND_ROUNDS = 3
+LIGHT_PREFIX = "%LMQ%"
 
+_log = logging.getLogger(__name__)
+
+_MAGICS = (MAGIC_RECORD, MAGIC_RECORD_V2)
 _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
 _STORE_TIME_END = RECORD_BORN_HOST_AT + HOST_V6_BYTES + _LONG.size
@@ -178,6 +183,29 @@ class Reader:
             count_max = options.max_transfer_count_on_message_in_memory
         return count >= min(max_count, count_max) or taken_bytes + size > bytes_max
 
+    def _record_of(
+        self, queue: Queue, queue_offset: int, log_offset: int, size: int, end: int
+    ) -> memoryview | None:
+        """The record an entry names, None unless it is the message of this place.
+
+        A damaged queue file must not hand out somebody else's message, or half of one.
+        """
+        record = self._log.slice(log_offset, size, end)
+        if record is not None and size >= RECORD_BYTES_MIN:
+            head = RECORD_HEAD.unpack_from(record)
+            # Compat: entries of light queues (4.9) name records of another topic.
+            here = (head[3], head[5]) == (queue.queue_id, queue_offset)
+            here = here or queue.topic.startswith(LIGHT_PREFIX)
+            if here and (head[0], head[6]) == (size, log_offset) and head[1] in _MAGICS:
+                return record
+        if not 0 <= log_offset < self._log.min_offset:  # else it has expired
+            _log.error(
+                "queue_entry_wrong topic=%s queue=%d offset=%d log_offset=%d next=%s",
+                *(queue.topic, queue.queue_id, queue_offset, log_offset),
+                "the message is skipped; stop the broker and run `cosmo store check`",
+            )
+        return None
+
     def _scan(
         self,
         queue: Queue,
@@ -214,7 +242,7 @@ class Reader:
                 at += 1
                 if matches is not None and not matches(tags_code):
                     continue
-                record = self._log.slice(log_offset, size, end)
+                record = self._record_of(queue, at - 1, log_offset, size, end)
                 if record is None:
                     if not taken:
                         status = ReadStatus.MESSAGE_WAS_REMOVING

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.store.store_kit import (
     ALWAYS_MS,
     HandClock,
+    bodies,
     draft,
     faulty_env,
     put,
@@ -182,3 +183,21 @@ async def test_the_index_can_be_off(tmp_path: Path, on: bool) -> None:
     assert len(store.find("T", "k", 9, 0, ALWAYS_MS).records) == int(on)
     await store.stop()
     assert (tmp_path / "index").exists() is on
+
+
+async def test_a_damaged_entry_does_not_serve_another_message(tmp_path: Path) -> None:
+    store = Store(small(tmp_path), faulty_env())
+    await store.start()
+    await put(store, draft(b"a"), draft(b"b", "Other", 3), draft(b"c"))
+    assert await store._upkeep.write_derived()
+    await store.stop()
+    (mine,) = (tmp_path / "consumequeue" / "T" / "0").iterdir()
+    (other,) = (tmp_path / "consumequeue" / "Other" / "3").iterdir()
+    data = mine.read_bytes()
+    for entry in (other.read_bytes()[:20], bytes([255]) + data[1:20], data[20:40]):
+        mine.write_bytes(entry + data[20:])
+        store = Store(small(tmp_path), faulty_env())
+        await store.start()
+        assert store.bounds("T", 0) == (0, 2)
+        assert bodies(store) == [b"c"]
+        await store.stop()
