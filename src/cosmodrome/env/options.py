@@ -62,6 +62,14 @@ class StoreOptions(Options, frozen=True, kw_only=True):
     sync_flush_timeout: Annotated[
         int, _said("ms a send waits for its sync before it is answered FLUSH_DISK_TIMEOUT", least=1)
     ] = 5000
+    os_page_cache_busy_time_out_mills: Annotated[
+        int,
+        _said(
+            "ms one sync may take while more than 64 MiB wait for it, before sends are answered"
+            " busy; above 256 MiB they are in any case (SYNC_FLUSH)",
+            least=1,
+        ),
+    ] = 1000
     flush_interval_commit_log: Annotated[
         int, _said("ms between syncs with ASYNC_FLUSH", least=1)
     ] = 500
@@ -110,6 +118,13 @@ class StoreOptions(Options, frozen=True, kw_only=True):
     timer_max_delay_sec: Annotated[
         int, _said("seconds a message with a delivery time of its own may wait", least=1)
     ] = 259_200
+    offset_check_in_slave: Annotated[
+        bool,
+        _said(
+            "a slave too tells consumers that their offset is outside of a queue; otherwise they"
+            " ask again, because the slave may only lag behind"
+        ),
+    ] = False
     broker_role: Annotated[
         Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"],
         _said("ASYNC_MASTER or SYNC_MASTER take sends, SLAVE refuses them"),
@@ -267,6 +282,18 @@ class BrokerOptions(Options, frozen=True, kw_only=True):
     start_accept_send_request_time_stamp: Annotated[
         int, _said("sends before this wall time (ms) are refused")
     ] = 0
+    enable_detail_stat: Annotated[bool, _said("keep statistics of each queue, too")] = True
+    broker_fast_failure_enable: Annotated[
+        bool, _said("answer busy while the broker is overloaded")
+    ] = True
+    wait_time_mills_in_send_queue: Annotated[
+        int,
+        _said(
+            "ms that requests wait for their turn, ten looks in a row, from which on sends are"
+            " answered busy",
+            least=1,
+        ),
+    ] = 200
     default_query_max_num: Annotated[int, _said("messages a unique-key query returns", least=1)] = (
         32
     )

@@ -16,9 +16,8 @@ _REASONS: dict[str, str] = {
         endTransactionThreadPoolNums sendThreadPoolQueueCapacity putThreadPoolQueueCapacity
         pullThreadPoolQueueCapacity replyThreadPoolQueueCapacity queryThreadPoolQueueCapacity
         clientManagerThreadPoolQueueCapacity consumerManagerThreadPoolQueueCapacity
-        heartbeatThreadPoolQueueCapacity endTransactionPoolQueueCapacity brokerFastFailureEnable
-        waitTimeMillsInSendQueue waitTimeMillsInPullQueue waitTimeMillsInHeartbeatQueue
-        waitTimeMillsInTransactionQueue
+        heartbeatThreadPoolQueueCapacity endTransactionPoolQueueCapacity
+        waitTimeMillsInPullQueue waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue
     """,
     "the kernel and the event loop size socket buffers": """
         serverOnewaySemaphoreValue serverAsyncSemaphoreValue serverSocketSndBufSize
@@ -31,7 +30,7 @@ _REASONS: dict[str, str] = {
     "appends are one pwrite per batch; there is no mapped file to tune": """
         flushCommitLogTimed flushCommitLogLeastPages flushCommitLogThoroughInterval
         commitCommitLogLeastPages commitCommitLogThoroughInterval
-        flushConsumeQueueLeastPages useReentrantLockWhenPutMessage osPageCacheBusyTimeOutMills
+        flushConsumeQueueLeastPages useReentrantLockWhenPutMessage
         flushLeastPagesWhenWarmMapedFile debugLockEnable putMsgIndexHightWater
     """,
     "a file is removed at once and readers keep what they have mapped": """
@@ -41,15 +40,16 @@ _REASONS: dict[str, str] = {
         enableCalcFilterBitMap expectConsumerNumUseFilter maxErrorRateOfBloomFilter
         transactionTimeOut transactionCheckMax transactionCheckInterval
         storeReplyMessageEnable disableConsumeIfConsumerReadSlowly consumerFallbehindThreshold
-        enableDetailStat autoDeleteUnusedStats enableConsumeQueueExt
+        enableConsumeQueueExt
         mappedFileSizeConsumeQueueExt bitMapLengthConsumeQueueExt
-        messageIndexSafe duplicationEnable offsetCheckInSlave readOnlyCommitLogStorePaths
+        messageIndexSafe duplicationEnable readOnlyCommitLogStorePaths
         haListenPort haSendHeartbeatInterval haHousekeepingInterval haTransferBatchSize
         haMasterAddress haSlaveFallbehindMax slaveTimeout
         enableScheduleMessageStats enableScheduleAsyncDeliver
         scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
         filterServerNums enableLmq enableMultiDispatch maxLmqConsumeQueueNum useTLS
     """,
+    "statistics that were idle for a day are always dropped": "autoDeleteUnusedStats",
     "DLedger's Raft log is not part of this system": """
         dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId isEnableBatchPush
         storePathDLedgerCommitLog

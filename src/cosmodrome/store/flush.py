@@ -26,6 +26,7 @@ from cosmodrome.store.log import Log
 from cosmodrome.store.values import PutStatus
 
 UNSYNCED_BYTES_MAX = 256 * 1024 * 1024  # a disk that hangs must not gather waiters for ever
+BUSY_BYTES = 64 * 1024 * 1024  # a disk that also takes long for one sync must gather less
 
 _Waiter = asyncio.Future[PutStatus]
 
@@ -83,6 +84,7 @@ class Flush:
         synced: bool,
         timeout_ms: int,
         interval_ms: int,
+        busy_ms: int = 1000,
         pooled: bool = False,
     ) -> None:
         self.durable_end = 0
@@ -96,6 +98,8 @@ class Flush:
         self._pooled = pooled  # to be staged is enough for an acknowledgement
         self._timeout_seconds = timeout_ms / 1000
         self._interval_seconds = interval_ms / 1000
+        self._busy_seconds = busy_ms / 1000
+        self._sync_began = 0.0
         self._for_written = _Waiters()
         self._for_durable = _Waiters()
         self._deadlines: deque[tuple[float, _Waiter]] = deque()
@@ -130,13 +134,18 @@ class Flush:
 
     @property
     def trouble(self) -> str | None:
-        """Why messages are refused for now."""
+        """Why messages are refused for a moment."""
         behind = self._log.end - self.synced_end
-        if not self._synced or behind <= UNSYNCED_BYTES_MAX:
+        if not self._synced or (behind <= BUSY_BYTES and behind <= UNSYNCED_BYTES_MAX):
+            return None
+        seconds = 0.0
+        if self._syncing is not None:
+            seconds = asyncio.get_running_loop().time() - self._sync_began
+        if behind <= UNSYNCED_BYTES_MAX and seconds <= self._busy_seconds:
             return None
         return (
-            f"{behind} bytes wait for the disk to sync them; it is too slow or hangs: check it,"
-            " sends resume by themselves"
+            f"{behind} bytes wait for the disk to sync them, the sync under way has taken"
+            f" {seconds:.1f} s; the disk is too slow or hangs: check it, sends resume by themselves"
         )
 
     def settle(self, end: int, *, wait: bool) -> _Waiter:
@@ -203,6 +212,7 @@ class Flush:
             return
         files = self._log.take_dirty()
         written_ms = self._log.written_ms
+        self._sync_began = asyncio.get_running_loop().time()
         self._syncing = asyncio.ensure_future(
             self._env.offload(functools.partial(_sync_files, files, self.on_sync_failed))
         )

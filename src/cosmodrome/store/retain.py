@@ -114,6 +114,10 @@ class Retention:
         self._requested = REQUESTED_LOOKS
         self._wake_log.set()
 
+    def request_derived(self) -> None:
+        """Remove queue and index files now whose messages are gone."""
+        self._wake_derived.set()
+
     async def clean_log(self) -> int:
         """One look at the log; how many files went."""
         loop = asyncio.get_running_loop()

@@ -21,7 +21,7 @@ from typing import Any
 from cosmodrome.env.base import Env, FileLock
 from cosmodrome.env.options import StoreOptions
 from cosmodrome.env.signal import Signal
-from cosmodrome.errors import ConfigError, StoreError, StoreUnwritable
+from cosmodrome.errors import ConfigError, StoreBusy, StoreError, StoreUnwritable
 from cosmodrome.store.checkpoint import load_checkpoint, save_checkpoint
 from cosmodrome.store.delays import DelayLevels
 from cosmodrome.store.dispatch import Dispatch
@@ -134,6 +134,7 @@ class Store:
             synced=options.flush_disk_type == "SYNC_FLUSH",
             timeout_ms=options.sync_flush_timeout,
             interval_ms=options.flush_interval_commit_log,
+            busy_ms=options.os_page_cache_busy_time_out_mills,
             pooled=_pool(options) is not None,
         )
         self._flush.on_sync_failed = self._mark_doubt
@@ -228,7 +229,8 @@ class Store:
         why = self.why_unwritable
         if why is not None:
             self._put_failed_count += len(drafts)
-            raise StoreUnwritable(why)
+            busy = self._flush.failure is None and self._flush.trouble is not None
+            raise (StoreBusy if busy else StoreUnwritable)(why)
         try:
             stored = self._log.append(drafts)
         except StoreError:
@@ -327,6 +329,10 @@ class Store:
     def delete_expired(self) -> None:
         """Remove what has expired soon, whatever the hour; the work goes on in the background."""
         self._retention.request()
+
+    def clean_queues(self) -> None:
+        """Remove queue and index files without a message soon, also those that stayed before."""
+        self._retention.request_derived()
 
     def facts(self) -> StoreFacts:
         return StoreFacts(

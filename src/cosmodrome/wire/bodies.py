@@ -196,6 +196,39 @@ class ConsumeStats(Body, kw_only=True):
     offset_table: dict[MessageQueue, OffsetWrapper] = {}
 
 
+class ConsumeStatsList(Body, kw_only=True):
+    """Progress of every group of a broker: {group: one ConsumeStats per topic} in a list."""
+
+    object_keys = True
+
+    broker_addr: str = ""
+    consume_stats_list: list[dict[str, list[ConsumeStats]]] = []
+    total_diff: int = 0
+
+
+class BrokerStatsItem(Body, kw_only=True):
+    """One statistic over one span: per second in `tps`, per call in `avgpt`."""
+
+    avgpt: float = 0.0
+    sum: int = 0
+    tps: float = 0.0
+
+
+class BrokerStatsData(Body, kw_only=True):
+    stats_day: BrokerStatsItem = field(default_factory=BrokerStatsItem)
+    stats_hour: BrokerStatsItem = field(default_factory=BrokerStatsItem)
+    stats_minute: BrokerStatsItem = field(default_factory=BrokerStatsItem)
+
+
+class OffsetMovedEvent(Body, kw_only=True):
+    """The body of a message in OFFSET_MOVED_EVENT: a consumer asked outside of a queue."""
+
+    consumer_group: str
+    message_queue: MessageQueue
+    offset_new: int
+    offset_request: int
+
+
 class ConsumerOffsetSerializeWrapper(Body, kw_only=True):
     """Progress by "topic@group" and queue id."""
 

@@ -18,7 +18,7 @@ from tests.unit.store.store_kit import (
     small,
 )
 
-from cosmodrome.errors import StoreUnwritable
+from cosmodrome.errors import StoreBusy, StoreUnwritable
 from cosmodrome.store.store import PutStatus, Store
 
 
@@ -219,9 +219,32 @@ async def test_a_disk_that_hangs_stops_gathering_messages(
     await store.start()
     env.offload.holding = True
     last = 0
-    with pytest.raises(StoreUnwritable, match="wait for the disk"):
+    with pytest.raises(StoreBusy, match="wait for the disk"):
         for _ in range(10):
             last = store.append(draft(bytes(300))).end
+    waiting = asyncio.ensure_future(store.settle(last))
+    await asyncio.sleep(0)
+    env.offload.open()
+    assert await waiting is PutStatus.OK
+    assert store.why_unwritable is None
+    await store.stop()
+
+
+async def test_a_slow_sync_makes_busy_only_when_much_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cosmodrome.store.flush.BUSY_BYTES", 1000)
+    env = faulty_env()
+    assert isinstance(env.offload, GatedOffload)
+    store = Store(small(tmp_path, os_page_cache_busy_time_out_mills=20), env)
+    await store.start()
+    env.offload.holding = True
+    store.append(draft(bytes(300)))
+    await asyncio.sleep(0.05)
+    store.append(draft(bytes(300)))  # the sync is slow, but little waits for it
+    last = store.append(draft(bytes(300))).end
+    with pytest.raises(StoreBusy, match="wait for the disk to sync them, the sync under way"):
+        store.append(draft(bytes(300)))
     waiting = asyncio.ensure_future(store.settle(last))
     await asyncio.sleep(0)
     env.offload.open()
