@@ -19,7 +19,7 @@ from tests.unit.store.store_kit import (
 
 from cosmodrome import speed
 from cosmodrome.store.store import ReadStatus, Store
-from cosmodrome.wire.record import iter_records
+from cosmodrome.wire.record import decode_record, iter_records
 
 
 async def opened(root: Path, clock: HandClock | None = None, **changes: Any) -> Store:
@@ -98,6 +98,26 @@ async def test_a_scan_is_bounded(tmp_path: Path) -> None:
     assert (batch.status, batch.next_offset) == (ReadStatus.NO_MATCHED_MESSAGE, 800)
     batch = store.read("T", 0, 0, 1000, matches=lambda code: False)
     assert batch.next_offset == 1000
+    await store.stop()
+
+
+async def test_entries_of_a_queue(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    await put(store, *(draft(b"%02d" % at, tags="a") for at in range(12)))
+    await store._upkeep.write_derived()
+    await put(store, *(draft(b"%02d" % at, tags="a") for at in range(12, 20)))
+    found: list[tuple[int, int, int]] = []
+    while len(found) < 20:
+        entries = store.entries("T", 0, len(found), 100)
+        assert entries
+        found += entries
+    for at, (log_offset, size, code) in enumerate(found):
+        record = store.record(log_offset, size)
+        assert record is not None and decode_record(record).body == b"%02d" % at
+        assert code == speed.java_hash("a")
+    assert len(store.entries("T", 0, 0, 2)) == 2
+    for topic, queue_id, offset in (("T", 0, 20), ("T", 0, -1), ("T", 1, 0), ("U", 0, 0)):
+        assert store.entries(topic, queue_id, offset, 9) == []
     await store.stop()
 
 
