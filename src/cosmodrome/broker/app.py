@@ -18,6 +18,7 @@ import msgspec
 
 from cosmodrome.broker.admin import Admin
 from cosmodrome.broker.announce import Announce, Identity
+from cosmodrome.broker.cleaning import Cleaning
 from cosmodrome.broker.clients import Clients
 from cosmodrome.broker.consume import Consume
 from cosmodrome.broker.defer import Deferral
@@ -26,12 +27,17 @@ from cosmodrome.broker.expressions import Expressions
 from cosmodrome.broker.filters import Filters
 from cosmodrome.broker.groups import GroupDeleted, Groups
 from cosmodrome.broker.locks import Locks
+from cosmodrome.broker.moves import OffsetMoves
 from cosmodrome.broker.offsets import Offsets
+from cosmodrome.broker.pressure import Pressure
 from cosmodrome.broker.produce import Produce
+from cosmodrome.broker.put_times import PutTimes
 from cosmodrome.broker.query import Query
 from cosmodrome.broker.recall import Recall
 from cosmodrome.broker.retry import Retry
 from cosmodrome.broker.settings import Settings
+from cosmodrome.broker.stats import Stats
+from cosmodrome.broker.stats_view import StatsView
 from cosmodrome.broker.timers import Timers
 from cosmodrome.broker.topics import Topics
 from cosmodrome.broker.waiters import Waiters
@@ -100,6 +106,8 @@ class Broker:
         admin: Admin,
         delays: Delays,
         timers: Timers,
+        stats: Stats,
+        pressure: Pressure,
         waiters: Waiters[PullReply],
         announce: Announce,
         server: Server,
@@ -112,6 +120,7 @@ class Broker:
         self._place = place
         self._store = store
         self._state = (topics, groups, offsets, expressions, clients, admin, delays, timers)
+        self._watches = (stats, pressure)
         self._waiters = waiters
         self._announce = announce
         self._server = server
@@ -169,7 +178,7 @@ class Broker:
     async def _start(self, stopping: contextlib.AsyncExitStack) -> None:
         stopping.push_async_callback(self._store.stop)
         await self._store.start()
-        for service in self._state:
+        for service in (*self._state, *self._watches):
             stopping.push_async_callback(service.stop)
             await service.start()
         stopping.push_async_callback(self._server.stop)
@@ -221,6 +230,14 @@ def build_broker(
     filters = Filters(options, clients, expressions)
     waiters: Waiters[PullReply] = Waiters(messages.arrivals, options.pulls_held_max)
     delays, timers, deferral = _for_later(store, config, messages, topics, env, deliver=takes_sends)
+    stats = Stats(detailed=options.enable_detail_stat)
+    put_times = PutTimes()
+    pressure = Pressure(options)
+    moves = OffsetMoves(
+        *(messages, env.clock, options.broker_name, lambda: place.packed),
+        writes=takes_sends,
+        corrects=takes_sends or store.offset_check_in_slave,
+    )
     produce = Produce(
         options,
         messages,
@@ -231,20 +248,27 @@ def build_broker(
         lambda: place.packed,
         body_bytes_max=store.max_message_size,
     )
-    consume = Consume(options, messages, topics, groups, filters, offsets, waiters)
-    retry = Retry(options, messages, topics, groups, deferral, env)
+    consume = Consume(options, messages, topics, groups, filters, offsets, waiters, stats, moves)
+    retry = Retry(options, messages, topics, groups, deferral, env, stats)
     recall = Recall(options, messages, topics, deferral, env.clock, lambda: place.packed)
     admin = Admin(
-        options, log_path, env, messages, topics, clients, offsets, consume, delays.figures
+        *(options, log_path, env, messages, topics, clients, offsets, consume),
+        lambda: {**delays.figures(), **pressure.figures()},
+        groups=groups.table,
+        stats=stats,
+        put_times=put_times,
+        address=lambda: place.address,
     )
     announce = Announce(options, topics)
 
     def forget_group(gone: GroupDeleted) -> None:
+        stats.forget_group(gone.group)
         if gone.remove_offsets:
             offsets.remove(gone.group)
 
     topics.deleted.subscribe(messages.delete_topic)
     topics.deleted.subscribe(offsets.remove_topic)
+    topics.deleted.subscribe(stats.forget_topic)
     groups.deleted.subscribe(forget_group)
     clients.told.subscribe(lambda told: expressions.heard(told.group, told.subscriptions))
     clients.left.subscribe(expressions.left)
@@ -254,6 +278,8 @@ def build_broker(
         *(topics, groups, offsets, clients, Locks(), produce, consume),
         *(delays, retry, recall),
         *(Query(options, messages), admin, Settings((options, store, sockets), env.clock)),
+        StatsView(stats, messages, env.clock, options.broker_cluster_name),
+        Cleaning(messages, topics),
     )
     server = Server(Router(BROKER, services), sockets, "broker")
     return Broker(
@@ -268,6 +294,8 @@ def build_broker(
         admin,
         delays,
         timers,
+        stats,
+        pressure,
         waiters,
         announce,
         server,

@@ -8,11 +8,14 @@ without committing and without being parked again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 from typing import Protocol
 
 from cosmodrome.broker.filters import Filters, Wanted
 from cosmodrome.broker.groups import Groups
+from cosmodrome.broker.moves import OffsetMoves
+from cosmodrome.broker.stats import Stats
 from cosmodrome.broker.topics import Topics
 from cosmodrome.broker.waiters import Waiters
 from cosmodrome.env.options import BrokerOptions
@@ -74,6 +77,8 @@ class Consume:
         filters: Filters,
         offsets: Commits,
         waiters: Waiters[PullReply],
+        stats: Stats | None = None,
+        moves: OffsetMoves | None = None,
     ) -> None:
         self._options = options
         self._store = store
@@ -82,6 +87,8 @@ class Consume:
         self._filters = filters
         self._offsets = offsets
         self._waiters = waiters
+        self._stats = stats or Stats()
+        self._moves = moves
         self.messages_total = 0
         self.bytes_total = 0
         self.found_total = 0
@@ -153,18 +160,26 @@ class Consume:
     def _read(
         self, ask: PullRequest, group: SubscriptionGroupConfig, wanted: Wanted, offset: int
     ) -> PullReply:
+        time = asyncio.get_running_loop().time
+        began = time()
         batch = self._store.read(
             *(ask.topic, ask.queue_id, offset, max(ask.max_msg_nums, 1)),
             matches=wanted.code,
             matches_record=wanted.record,
         )
         if batch.status is ReadStatus.FOUND:
+            size = len(batch.data)
             self.found_total += 1
             self.messages_total += batch.count
-            self.bytes_total += len(batch.data)
+            self.bytes_total += size
+            self._stats.got(
+                *(ask.consumer_group, ask.topic, ask.queue_id, batch.count, size),
+                took_ms=(time() - began) * 1000,
+                next_offset=batch.next_offset,
+            )
         else:
             self.missed_total += 1
-        return PullReply(
+        reply = PullReply(
             code=_code(batch.status, offset),
             remark=batch.status.name,
             suggest_which_broker_id=self._suggested_broker(batch, group),
@@ -173,6 +188,26 @@ class Consume:
             max_offset=batch.max_offset,
             body=batch.data,
         )
+        if reply.code == Code.PULL_OFFSET_MOVED and self._moves is not None:
+            self._moved(self._moves, ask, group, offset, reply)
+        return reply
+
+    def _moved(
+        self,
+        moves: OffsetMoves,
+        ask: PullRequest,
+        group: SubscriptionGroupConfig,
+        offset: int,
+        reply: PullReply,
+    ) -> None:
+        if moves.corrects:
+            place = (ask.consumer_group, ask.topic, ask.queue_id)
+            moves.tell(*place, offset, reply.next_begin_offset)
+            return
+        # Compat: a slave may lack what its master has, so the consumer keeps its offset.
+        reply.code = Code.PULL_RETRY_IMMEDIATELY
+        reply.suggest_which_broker_id = group.broker_id
+        reply.next_begin_offset = offset
 
     def _suggested_broker(self, batch: Batch, group: SubscriptionGroupConfig) -> int:
         if not self._options.slave_read_enable:

@@ -135,6 +135,13 @@ class Offsets:
     def topics_of(self, group: str) -> set[str]:
         return {topic for topic, owner in map(_split, self._table) if owner == group}
 
+    def topics_by_group(self) -> dict[str, set[str]]:
+        """`topics_of` for all groups at once."""
+        table: dict[str, set[str]] = {}
+        for topic, group in map(_split, self._table):
+            table.setdefault(group, set()).add(topic)
+        return table
+
     def groups_of(self, topic: str) -> set[str]:
         return {group for name, group in map(_split, self._table) if name == topic}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from cosmodrome.broker.defer import Deferral
 from cosmodrome.broker.groups import Groups
+from cosmodrome.broker.stats import Stats
 from cosmodrome.broker.topics import PERM_READ_WRITE, Topics
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions
@@ -47,6 +48,7 @@ class Retry:
         groups: Groups,
         deferral: Deferral,
         env: Env,
+        stats: Stats | None = None,
     ) -> None:
         self._options = options
         self._store = store
@@ -54,6 +56,7 @@ class Retry:
         self._groups = groups
         self._deferral = deferral
         self._random = env.random
+        self._stats = stats or Stats()
         self.retried_total = 0
         self.dead_total = 0
 
@@ -88,6 +91,7 @@ class Retry:
             queue_id = self._random.randrange(config.retry_queue_nums)
             level = ask.delay_level or FIRST_RETRY_LEVEL + record.reconsume_times
         await self._put(self._draft(record, topic, queue_id, level))
+        self._stats.sent_back(ask.group, record.pairs().get(RETRY_TOPIC, record.topic))
         self.retried_total += not dead
         self.dead_total += dead
         return Reply()

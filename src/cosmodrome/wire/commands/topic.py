@@ -65,12 +65,7 @@ class GetSystemTopicListFromBroker(Command[Reply]):
     """Topics the broker made for itself; answers TopicList."""
 
 
-@command(
-    316,
-    "CLEAN_UNUSED_TOPIC",
-    served_by=BROKER,
-    planned="cleaning up queues of deleted topics on demand is not served yet",
-)
+@command(316, "CLEAN_UNUSED_TOPIC", served_by=BROKER)
 class CleanUnusedTopic(Command[Reply]):
     """Drop queues on disk that belong to no known topic."""
 

@@ -1,0 +1,61 @@
+"""How long sends took, from the append until the answer could leave.
+
+Two histograms of a minute each, the one being filled and the one before, so what is told is
+never older than two minutes and never about less than one, once the broker runs that long.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+
+WINDOW_SECONDS = 60.0
+# Upper ends in ms. The first dozen are upstream's; the finer ones are for the percentiles.
+SHOWN = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
+SHOWN_NAMES = (
+    *("<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s"),
+    *("1~2s", "2~3s", "3~4s", "4~5s", "5~10s", "10s~"),
+)
+EDGES = (*SHOWN[:1], *range(1, 10), *SHOWN[1:2], 15, 20, 30, 40, *SHOWN[2:3], 75, *SHOWN[3:])
+
+
+class PutTimes:
+    """`longest_ms` is the longest send since the start."""
+
+    def __init__(self) -> None:
+        self.longest_ms = 0
+        self._counts = [0] * (len(EDGES) + 1)
+        self._before = [0] * (len(EDGES) + 1)
+
+    def add(self, seconds: float) -> None:
+        # Compat: upstream counts whole milliseconds, so what takes less than one is <=0ms.
+        ms = int(seconds * 1000)
+        self._counts[bisect.bisect_left(EDGES, ms)] += 1
+        if ms > self.longest_ms:
+            self.longest_ms = ms
+
+    def turn(self) -> None:
+        """Begin the next window."""
+        self._before, self._counts = self._counts, [0] * (len(EDGES) + 1)
+
+    def distribution(self) -> str:
+        """Upstream's text: a count for each of its ranges."""
+        counts = self._sum()
+        ends = [*(bisect.bisect_left(EDGES, edge) + 1 for edge in SHOWN), len(counts)]
+        parts = zip(SHOWN_NAMES, itertools.pairwise([0, *ends]), strict=True)
+        return "".join(f"[{name}]:{sum(counts[first:end])} " for name, (first, end) in parts)
+
+    def percentile_ms(self, share: float) -> float:
+        """The end of the range below which this share of the sends lies."""
+        counts = self._sum()
+        wanted = share * sum(counts)
+        if not wanted:
+            return 0.0
+        for edge, reached in zip(EDGES, itertools.accumulate(counts), strict=False):
+            if reached >= wanted:
+                return float(min(edge, self.longest_ms))
+        return float(self.longest_ms)
+
+    def _sum(self) -> Sequence[int]:
+        return [now + before for now, before in zip(self._counts, self._before, strict=True)]
