@@ -130,6 +130,7 @@ class Clients:
         self._clock = clock
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Connection, Member]] = {}
+        self._producer_ids: dict[str, Connection] = {}
         self._joined: dict[Connection, set[tuple[str, str]]] = {}  # -> (kind, group)
         self._unannounced: set[str] = set()
         self._scanner: asyncio.Task[None] | None = None
@@ -154,6 +155,15 @@ class Clients:
 
     def producers(self, group: str) -> Sequence[Member]:
         return tuple(self._producers.get(group, {}).values())
+
+    def producer(self, client_id: str) -> Connection | None:
+        """How to reach a producer by its client id, whatever its groups are."""
+        return self._producer_ids.get(client_id)
+
+    def consumer(self, group: str, client_id: str) -> Member | None:
+        known = self._consumers.get(group)
+        members = known.members.values() if known else ()
+        return next((member for member in members if member.client_id == client_id), None)
 
     def subscribed(self, group: str) -> set[str]:
         """Topics that the connected members of a consumer group subscribe to."""
@@ -297,7 +307,11 @@ class Clients:
 
     def _join_producers(self, client_id: str, name: str, call: Call) -> None:
         members = self._producers.setdefault(name, {})
+        known = members.get(call.connection)
+        if known is not None and known.client_id != client_id:
+            self._forget_producer(known)
         self._member(members, PRODUCER, name, client_id, call)
+        self._producer_ids[client_id] = call.connection
 
     def _member(
         self,
@@ -376,6 +390,8 @@ class Clients:
             member = members.pop(connection)
             if not members:
                 del self._producers[name]
+            if all(other != PRODUCER for other, _ in joined):
+                self._forget_producer(member)
         else:
             group = self._consumers[name]
             member = group.members.pop(connection)
@@ -387,6 +403,10 @@ class Clients:
             "client_left kind=%s group=%s client=%s address=%s reason=%r",
             *(kind, name, member.client_id, member.address, why),
         )
+
+    def _forget_producer(self, member: Member) -> None:
+        if self._producer_ids.get(member.client_id) is member.connection:
+            del self._producer_ids[member.client_id]
 
     def _gone(self, connection: Connection, why: str) -> None:
         for kind, name in tuple(self._joined.get(connection, ())):

@@ -128,6 +128,15 @@ class Offsets:
         self._table[key] = queues
         self._changed = True
 
+    def clone(self, source: str, target: str, topic: str) -> None:
+        """Give one group exactly the offsets of another, if that has any."""
+        offsets = self.of(source, topic)
+        if not offsets or source == target:
+            return
+        self._remove([key for key in (f"{topic}@{target}",) if key in self._table])
+        for queue_id, offset in offsets.items():
+            self.commit(target, topic, queue_id, offset)
+
     def of(self, group: str, topic: str) -> Mapping[int, int]:
         """Queue id -> committed offset; a copy."""
         return dict(self._table.get(f"{topic}@{group}", ()))

@@ -6,20 +6,24 @@ a pause from its first check until the store knows that somebody waits for the m
 messages of one connection keep the order in which their tasks were made, and a write that
 fails cannot take a message back before its sender is registered to hear of it.
 
+A transactional message becomes a half message here (see `halves`); its end comes later.
+
 Properties are stored rewritten (Compat: 4.9.8): malformed pairs vanish, `CLUSTER` is added,
 there is no separator behind the last pair, and `WAIT`, which only steers this send, is left
-out of plain messages (those that wait for a later time keep it). Messages of a batch keep
-their text and get the batch's appended.
+out of plain messages (those that wait for a later time or for a commit keep it). Messages of
+a batch keep their text and get the batch's appended.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from cosmodrome.broker.defer import Deferral, delay_level, is_timed
 from cosmodrome.broker.groups import Groups
+from cosmodrome.broker.halves import COPY_PROPERTIES_BYTES, HALF_QUEUES, make_half
 from cosmodrome.broker.recall import Handle, make_handle
 from cosmodrome.broker.topics import PERM_READ_WRITE, Topics
 from cosmodrome.env.base import Env
@@ -46,6 +50,7 @@ from cosmodrome.wire.commands.produce import (
 from cosmodrome.wire.message import (
     CLUSTER,
     DELAY,
+    PRODUCER_GROUP,
     TRANSACTION_PREPARED,
     UNIQ_KEY,
     WAIT,
@@ -55,6 +60,7 @@ from cosmodrome.wire.message import (
     parse_properties,
 )
 from cosmodrome.wire.names import (
+    HALF_TOPIC,
     RETRY_PREFIX,
     SEND_FORBIDDEN_TOPICS,
     check_topic,
@@ -69,8 +75,6 @@ UNIT_FLAG = 1
 UNIT_SUBSCRIPTION_FLAG = 2
 DLQ_QUEUES = 1
 TIMER = "TIMER_"  # how the properties begin that ask for a delivery time
-
-_NO_TRANSACTIONS = "Transactional messages are not served by this version yet; send a plain one."
 
 
 class SendRefusal(SendReply):
@@ -140,11 +144,23 @@ class Produce:
         # Compat: a single-message code with the batch mark set carries a batch too.
         accept = self._accept_batch if ask.batch else self._accept_one
         try:
-            stored, queue_id, wait, recall_handle = accept(ask, call)
-            # No other await may come before this one: see the module's first paragraph.
-            status = await self._store.settle(stored[-1].end, wait=wait)
+            # No other await may come before the one inside: see the module's first paragraph.
+            return await self._settled(accept(ask, call))
         except (Refused, MessageTooLarge, StoreUnwritable) as error:
-            return self._refusal(error)
+            return self.refusal(error)
+
+    async def keep(
+        self, ask: SendRequest, call: Call, topic: TopicConfig, queue_id: int, text: str
+    ) -> SendReply:
+        """Store a message that was checked, with the properties `text`, just as it is."""
+        draft = self._draft(ask, call, topic, queue_id)
+        draft.body, draft.properties = ask.body, text
+        draft.sys_flag &= ~SYS_TRANSACTION_MASK
+        return await self._settled(Accepted((self._store.append(draft),), queue_id, True))
+
+    async def _settled(self, accepted: Accepted) -> SendReply:
+        stored, queue_id, wait, recall_handle = accepted
+        status = await self._store.settle(stored[-1].end, wait=wait)
         self.messages_total += len(stored)
         self.bytes_total += sum(place.size for place in stored)
         host = self._store_host()
@@ -164,7 +180,7 @@ class Produce:
             )
         return reply
 
-    def _refusal(self, error: Refused | MessageTooLarge | StoreUnwritable) -> SendReply:
+    def refusal(self, error: Refused | MessageTooLarge | StoreUnwritable) -> SendReply:
         self.failures_total += 1
         if isinstance(error, Refused):
             code, remark = error.code, error.remark
@@ -183,9 +199,15 @@ class Produce:
 
     # --- accepting ---------------------------------------------------------------------------
 
-    def _accept_one(self, ask: SendRequest, call: Call) -> Accepted:
+    def checked(self, ask: SendRequest) -> tuple[TopicConfig, int]:
+        """Topic and queue of a message that may be stored; Refused otherwise."""
         topic = self._checked_topic(ask)
         queue_id = self._checked_queue(ask, topic)
+        self._checked_body(ask.body)
+        return topic, queue_id
+
+    def _accept_one(self, ask: SendRequest, call: Call) -> Accepted:
+        topic, queue_id = self.checked(ask)
         target, target_queue_id = topic.topic_name, queue_id
         properties = parse_properties(ask.properties or "")
         if target.startswith(RETRY_PREFIX) and self._is_dead(ask, call):
@@ -194,22 +216,31 @@ class Produce:
             target, target_queue_id = dead, 0
             if DELAY in properties:
                 properties[DELAY] = "0"  # a dead letter is not delivered again
-        self._check_kind(ask.sys_flag, properties)
+        half = self._is_half(ask, properties)
         wait_text = properties.pop(WAIT, None)
         properties[CLUSTER] = self._options.broker_cluster_name
         draft = self._draft(ask, call, topic, target_queue_id)
         draft.topic = target
-        draft.body = self._checked_body(ask.body)
-        deliver_ms = self._deferral.redirect(draft, properties)
+        draft.body = ask.body
+        deliver_ms = None
+        if half:
+            self._make_half(ask, draft, properties)
+        else:
+            deliver_ms = self._deferral.redirect(draft, properties)
         if draft.topic != target and wait_text is not None:
             properties[WAIT] = wait_text
-        draft.properties = _checked_text(format_properties(properties), "The properties text has")
+        draft.properties = _checked_text(
+            format_properties(properties),
+            "The properties text has",
+            PROPERTIES_BYTES_MAX - (COPY_PROPERTIES_BYTES if half else 0),
+        )
         handle = None
         if deliver_ms is not None and UNIQ_KEY in properties:
             handle = make_handle(
                 Handle(target, self._options.broker_name, deliver_ms, properties[UNIQ_KEY])
             )
-        wait = wait_text is None or _truth(wait_text)
+        # The producer's word about a half can be taken only when the half is safe.
+        wait = half or wait_text is None or _truth(wait_text)
         return Accepted((self._store.append(draft),), queue_id, wait, handle)
 
     def _accept_batch(self, ask: SendRequest, call: Call) -> Accepted:
@@ -246,6 +277,8 @@ class Produce:
         if not store_host:
             raise StoreUnwritable("This broker is still starting; send to another or try again.")
         sys_flag = ask.sys_flag
+        if sys_flag & SYS_TRANSACTION_MASK in (SYS_PREPARED, SYS_ROLLBACK):
+            sys_flag &= ~SYS_TRANSACTION_MASK  # no queue would show it; a half has no mark either
         if topic.topic_filter_type == MULTI_TAG:
             sys_flag |= SYS_MULTI_TAGS
         return Draft(
@@ -330,7 +363,13 @@ class Produce:
             limit = own_limit
         return (ask.reconsume_times or 0) >= limit
 
-    def _check_kind(self, sys_flag: int, properties: dict[str, str]) -> None:
+    def _is_half(self, ask: SendRequest, properties: dict[str, str]) -> bool:
+        """Whether the message waits for the end of its transaction."""
+        # Compat: retries of a transactional message still have the marks of the first send.
+        if ask.topic.startswith(RETRY_PREFIX) or (
+            ask.reconsume_times and delay_level(properties) > 0
+        ):
+            return False
         if _truth(properties.get(TRANSACTION_PREPARED, "")):
             if self._options.reject_transaction_message:
                 raise Refused(
@@ -338,10 +377,22 @@ class Produce:
                     f"Broker {self._options.broker_name} rejects transactional messages, as its"
                     " rejectTransactionMessage says; send them to another broker.",
                 )
-            raise Refused(Code.NO_PERMISSION, _NO_TRANSACTIONS)
-        if sys_flag & SYS_TRANSACTION_MASK in (SYS_PREPARED, SYS_ROLLBACK):
+            return True
+        if ask.sys_flag & SYS_TRANSACTION_MASK in (SYS_PREPARED, SYS_ROLLBACK):
             # No queue would ever show such a record, so taking it would lose it.
-            raise Refused(Code.NO_PERMISSION, _NO_TRANSACTIONS)
+            raise Refused(
+                Code.MESSAGE_ILLEGAL,
+                f"sysFlag {ask.sys_flag} marks a transaction, but the property"
+                f" {TRANSACTION_PREPARED} is not true; send it with both or with neither.",
+            )
+        return False
+
+    def _make_half(self, ask: SendRequest, draft: Draft, properties: dict[str, str]) -> None:
+        properties.setdefault(PRODUCER_GROUP, ask.producer_group)
+        # A delay that the commit could not keep is refused now, while somebody listens.
+        self._deferral.redirect(dataclasses.replace(draft), dict(properties))
+        make_half(draft, properties)
+        self._topics.ensure(HALF_TOPIC, HALF_QUEUES, PERM_READ_WRITE)
 
     def _checked_body(self, body: bytes) -> bytes:
         if len(body) > self._body_bytes_max:
@@ -412,15 +463,15 @@ def _joined(own: str, shared: str) -> str:
     return own + shared if not own or own.endswith(PAIR_END) else own + PAIR_END + shared
 
 
-def _checked_text(text: str, who: str) -> str:
+def _checked_text(text: str, who: str, bytes_max: int = PROPERTIES_BYTES_MAX) -> str:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise Refused(Code.MESSAGE_ILLEGAL, f"{who} characters that are not Unicode.") from None
-    if size > PROPERTIES_BYTES_MAX:
+    if size > bytes_max:
         raise Refused(
             Code.MESSAGE_ILLEGAL,
-            f"{who} {size} bytes, more than {PROPERTIES_BYTES_MAX}; move data into the body.",
+            f"{who} {size} bytes, more than {bytes_max}; move data into the body.",
         )
     return text
 

@@ -253,6 +253,19 @@ class BrokerOptions(Options, frozen=True, kw_only=True):
     trace_on: Annotated[bool, _said("tell clients that tracing is on")] = True
     region_id: Annotated[str, _said("region told to clients")] = "DefaultRegion"
     reject_transaction_message: Annotated[bool, _said("refuse transactional sends")] = False
+    transaction_time_out: Annotated[
+        int, _said("ms after which a producer is asked how its transaction ended", least=0)
+    ] = 6000
+    transaction_check_max: Annotated[
+        int,
+        _said("times a producer is asked before a transaction is given up", least=1),
+    ] = 15
+    transaction_check_interval: Annotated[
+        int, _said("ms between looks for transactions without an end", least=1)
+    ] = 60_000
+    store_reply_message_enable: Annotated[
+        bool, _said("store the replies of request-reply messaging besides delivering them")
+    ] = True
     slave_read_enable: Annotated[bool, _said("suggest a slave to consumers far behind")] = False
     enable_property_filter: Annotated[
         bool,

@@ -38,8 +38,7 @@ _REASONS: dict[str, str] = {
     """,
     "the feature it belongs to is not served yet": """
         enableCalcFilterBitMap expectConsumerNumUseFilter maxErrorRateOfBloomFilter
-        transactionTimeOut transactionCheckMax transactionCheckInterval
-        storeReplyMessageEnable disableConsumeIfConsumerReadSlowly consumerFallbehindThreshold
+        disableConsumeIfConsumerReadSlowly consumerFallbehindThreshold
         enableConsumeQueueExt
         mappedFileSizeConsumeQueueExt bitMapLengthConsumeQueueExt
         messageIndexSafe duplicationEnable readOnlyCommitLogStorePaths

@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 
+from cosmodrome import speed
 from cosmodrome.errors import ProtocolError
 from cosmodrome.layout import (
     CRC_MASK,
@@ -113,6 +114,29 @@ def decode_record(data: bytes | bytearray | memoryview, at: int = 0) -> Record:
         topic=str(view[topic_at:topic_end], "utf-8", "replace"),
         properties=str(view[properties_at:end], "utf-8", "replace"),
     )
+
+
+def encode_record(record: Record) -> bytes:
+    """The bytes of a record; size, magic and checksum follow from the rest."""
+    out = bytearray()
+    speed.encode_record(
+        out,
+        record.log_offset,
+        record.queue_offset,
+        record.store_ms,
+        record.topic.encode(),
+        record.queue_id,
+        record.flag,
+        record.sys_flag,
+        record.born_ms,
+        record.born_host,
+        record.store_host,
+        record.reconsume_times,
+        record.prepared_offset,
+        record.body,
+        record.properties.encode(),
+    )
+    return bytes(out)
 
 
 def record_properties(record: bytes | memoryview) -> dict[str, str]:

@@ -97,10 +97,10 @@ class Command(msgspec.Struct, Generic[R], rename="camel", kw_only=True):
 
     @classmethod
     def handler(
-        cls, method: Callable[[S, Self, Call], R | Awaitable[R]]
-    ) -> Callable[[S, Self, Call], R | Awaitable[R]]:
+        cls, method: Callable[[S, Self, Call], R | Awaitable[R | None]]
+    ) -> Callable[[S, Self, Call], R | Awaitable[R | None]]:
         """Mark a service method as what serves this row. Plain methods are answered at once;
-        `async def` methods run as tasks."""
+        `async def` methods run as tasks; None means that no answer is sent."""
         method.serves = (*getattr(method, "serves", ()), cls)  # type: ignore[attr-defined]
         return method
 
@@ -237,4 +237,4 @@ def _reply_type(row: type[Command[Any]]) -> type[Reply]:
     raise AssertionError(f"{row.__name__} does not say what its reply is: Command[SomeReply]")
 
 
-Handler = Callable[[Any, Call], Reply | Awaitable[Reply] | None]
+Handler = Callable[[Any, Call], Reply | Awaitable[Reply | None] | None]

@@ -290,8 +290,10 @@ async def test_brokers_that_are_not_writable_refuse_order_topics_only(tmp_path: 
         ({"properties": "DELAY\x01soon"}, 13, "soon"),
         ({"properties": "TIMER_DELAY_SEC\x0161"}, 13, "timerMaxDelaySec 60"),
         ({"properties": "TIMER_DELIVER_MS\x01noon"}, 13, "TIMER_DELIVER_MS is 'noon'"),
-        ({"properties": "TRAN_MSG\x01true"}, 16, "not served by this version yet"),
-        ({"sys_flag": SYS_PREPARED}, 16, "not served by this version yet"),
+        ({"sys_flag": SYS_PREPARED}, 13, "TRAN_MSG is not true"),
+        ({"properties": "TRAN_MSG\x01true\x02DELAY\x01soon"}, 13, "soon"),
+        ({"properties": "TRAN_MSG\x01true\x02TIMER_DELAY_SEC\x0161"}, 13, "timerMaxDelaySec 60"),
+        ({"properties": "TRAN_MSG\x01true\x02a\x01" + "x" * 32500}, 13, "more than 32511"),
     ],
 )
 async def test_refusals_name_their_reason(

@@ -36,8 +36,8 @@ CODES_5X = codes("351 352 361 370 400 401 200050 200051 200053")
 
 SERVED = {
     Role.BROKER: codes(
-        "10-12 14 15 17 21 26 28-36 38 41-43 45 46 200-204 207 208 215 300 305 306 310 315-317 320"
-        " 328 329 351 352 361 370"
+        "10-12 14 15 17 21 26 28-38 41-43 45 46 200-204 207 208 215 222 223 300 303 305 307-310 314"
+        " 320 321 323-325 328 351 352 361 370"
     ),
     Role.NAMESERVER: codes("100-106 205 206 216 219 224 304 311-313 318 319 322 327"),
 }
@@ -133,4 +133,4 @@ def test_the_page_shows_types_requirements_and_reasons() -> None:
     page = document.render()
     assert "| 30 | GET_MAX_OFFSET | `GetMaxOffset` | topic: string!, queueId: int32! |" in page
     assert "offset: int64!" in page
-    assert "no: request-reply messaging is not served yet" in page
+    assert "no: assignment of queues by the broker (5.x) is not served yet" in page

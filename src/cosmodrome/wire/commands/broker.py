@@ -6,6 +6,7 @@ from cosmodrome.wire.commands.fields import Int32, Int64
 from cosmodrome.wire.table import BROKER, Command, Reply, command
 
 _DROPPED = "dropped upstream: never sent by any client"
+_NO_CLEANING = "starting a clean-up by hand is not served yet; files expire on their own"
 
 
 class GetBrokerConfigReply(Reply):
@@ -39,17 +40,22 @@ class GetBrokerRuntimeInfo(Command[Reply]):
     """Runtime figures as text; answers KVTable."""
 
 
-@command(306, "CLEAN_EXPIRED_CONSUMEQUEUE", served_by=BROKER)
+@command(306, "CLEAN_EXPIRED_CONSUMEQUEUE", served_by=BROKER, planned=_NO_CLEANING)
 class CleanExpiredConsumequeue(Command[Reply]):
-    """Drop queue files whose messages are gone; queues keep their offsets."""
+    """Drop queue files whose messages are gone."""
 
 
-@command(329, "DELETE_EXPIRED_COMMITLOG", served_by=BROKER)
+@command(329, "DELETE_EXPIRED_COMMITLOG", served_by=BROKER, planned=_NO_CLEANING)
 class DeleteExpiredCommitlog(Command[Reply]):
     """Drop expired log files now."""
 
 
-@command(315, "VIEW_BROKER_STATS_DATA", served_by=BROKER)
+@command(
+    315,
+    "VIEW_BROKER_STATS_DATA",
+    served_by=BROKER,
+    planned="per-topic and per-group rates are not served yet",
+)
 class ViewBrokerStatsData(Command[Reply]):
     """Sum, rate and average of one statistic; answers BrokerStatsData."""
 
@@ -57,12 +63,7 @@ class ViewBrokerStatsData(Command[Reply]):
     stats_key: str
 
 
-@command(
-    321,
-    "QUERY_CONSUME_QUEUE",
-    served_by=BROKER,
-    planned="looking into a consume queue is not served yet",
-)
+@command(321, "QUERY_CONSUME_QUEUE", served_by=BROKER)
 class QueryConsumeQueue(Command[Reply]):
     """Entries of a consume queue; answers QueryConsumeQueueResponseBody."""
 

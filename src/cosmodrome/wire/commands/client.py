@@ -74,12 +74,7 @@ class GetProducerConnectionList(Command[Reply]):
     producer_group: str
 
 
-@command(
-    307,
-    "GET_CONSUMER_RUNNING_INFO",
-    served_by=(BROKER, CLIENT),
-    planned="asking consumers for their running state is not served yet",
-)
+@command(307, "GET_CONSUMER_RUNNING_INFO", served_by=(BROKER, CLIENT))
 class GetConsumerRunningInfo(Command[Reply]):
     """A consumer's own report; the broker relays to the client."""
 

@@ -94,12 +94,7 @@ class ConsumerSendMsgBack(Command[Reply]):
     max_reconsume_times: Int32 | None = None
 
 
-@command(
-    309,
-    "CONSUME_MESSAGE_DIRECTLY",
-    served_by=(BROKER, CLIENT),
-    planned="relaying a message to one chosen consumer is not served yet",
-)
+@command(309, "CONSUME_MESSAGE_DIRECTLY", served_by=(BROKER, CLIENT))
 class ConsumeMessageDirectly(Command[Reply]):
     """Let one consumer process one message now; the broker relays to the client."""
 

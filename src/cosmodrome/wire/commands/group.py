@@ -32,12 +32,7 @@ class GetConsumeStats(Command[Reply]):
     topic: str | None = None
 
 
-@command(
-    303,
-    "QUERY_CONSUME_TIME_SPAN",
-    served_by=BROKER,
-    planned="consumption times per queue are not served yet",
-)
+@command(303, "QUERY_CONSUME_TIME_SPAN", served_by=BROKER)
 class QueryConsumeTimeSpan(Command[Reply]):
     """Store times at a group's progress, per queue; answers QueryConsumeTimeSpanBody."""
 
@@ -45,7 +40,12 @@ class QueryConsumeTimeSpan(Command[Reply]):
     group: str
 
 
-@command(317, "GET_BROKER_CONSUME_STATS", served_by=BROKER)
+@command(
+    317,
+    "GET_BROKER_CONSUME_STATS",
+    served_by=BROKER,
+    planned="progress of all groups in one answer is not served yet",
+)
 class GetBrokerConsumeStats(Command[Reply]):
     """Progress of every group; answers ConsumeStatsList."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from cosmodrome.wire.commands.fields import Int32, Int64, OffsetReply, TimestampReply
 from cosmodrome.wire.table import BROKER, CLIENT, Command, Reply, command
 
-_NO_RESET = "resetting a group's progress is not served yet"
 _DROPPED = "dropped upstream: never sent by any client"
 
 
@@ -105,7 +104,7 @@ class GetConsumerStatusFromClient(Command[Reply]):
     client_addr: str | None = None
 
 
-@command(222, "INVOKE_BROKER_TO_RESET_OFFSET", served_by=BROKER, planned=_NO_RESET)
+@command(222, "INVOKE_BROKER_TO_RESET_OFFSET", served_by=BROKER)
 class InvokeBrokerToResetOffset(Command[Reply]):
     """Move a group's progress to a time (-1: the end) and tell its consumers."""
 
@@ -115,12 +114,7 @@ class InvokeBrokerToResetOffset(Command[Reply]):
     is_force: bool
 
 
-@command(
-    223,
-    "INVOKE_BROKER_TO_GET_CONSUMER_STATUS",
-    served_by=BROKER,
-    planned="asking consumers for their status is not served yet",
-)
+@command(223, "INVOKE_BROKER_TO_GET_CONSUMER_STATUS", served_by=BROKER)
 class InvokeBrokerToGetConsumerStatus(Command[Reply]):
     """Offsets as the consumers of a group see them; answers GetConsumerStatusBody."""
 
@@ -129,12 +123,7 @@ class InvokeBrokerToGetConsumerStatus(Command[Reply]):
     client_addr: str | None = None
 
 
-@command(
-    308,
-    "QUERY_CORRECTION_OFFSET",
-    served_by=BROKER,
-    planned="comparing the progress of groups is not served yet",
-)
+@command(308, "QUERY_CORRECTION_OFFSET", served_by=BROKER)
 class QueryCorrectionOffset(Command[Reply], kw_only=True):
     """Smallest progress of some groups against that of another."""
 
@@ -143,7 +132,7 @@ class QueryCorrectionOffset(Command[Reply], kw_only=True):
     topic: str
 
 
-@command(314, "CLONE_GROUP_OFFSET", served_by=BROKER, planned=_NO_RESET)
+@command(314, "CLONE_GROUP_OFFSET", served_by=BROKER)
 class CloneGroupOffset(Command[Reply]):
     """Give one group the progress of another."""
 

@@ -19,8 +19,6 @@ STORED = (
     Code.FLUSH_SLAVE_TIMEOUT,
 )
 
-_NO_REPLIES = "request-reply messaging is not served yet"
-
 
 class SendReply(Reply):
     """Where the message was stored; a batch has a comma list of ids and the first offset."""
@@ -87,12 +85,12 @@ class SendBatchMessage(ShortSendRequest):
     """Store several messages of one queue, all or none; the body is a run of batch items."""
 
 
-@command(324, "SEND_REPLY_MESSAGE", served_by=BROKER, planned=_NO_REPLIES, success=STORED)
+@command(324, "SEND_REPLY_MESSAGE", served_by=BROKER, success=STORED)
 class SendReplyMessage(SendRequest):
     """Hand a reply to the producer that waits for it."""
 
 
-@command(325, "SEND_REPLY_MESSAGE_V2", served_by=BROKER, planned=_NO_REPLIES, success=STORED)
+@command(325, "SEND_REPLY_MESSAGE_V2", served_by=BROKER, success=STORED)
 class SendReplyMessageV2(ShortSendRequest):
     """SEND_REPLY_MESSAGE with one-letter field names."""
 

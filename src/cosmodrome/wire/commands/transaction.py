@@ -5,10 +5,8 @@ from __future__ import annotations
 from cosmodrome.wire.commands.fields import Int32, Int64
 from cosmodrome.wire.table import BROKER, CLIENT, Command, Reply, command
 
-_NO_TRANSACTIONS = "transactional messages are not served yet"
 
-
-@command(37, "END_TRANSACTION", served_by=BROKER, planned=_NO_TRANSACTIONS)
+@command(37, "END_TRANSACTION", served_by=BROKER)
 class EndTransaction(Command[Reply], kw_only=True):
     """Commit (8) or roll back (12) a half message, or say that it is undecided (0)."""
 
@@ -32,7 +30,7 @@ class CheckTransactionState(Command[Reply]):
     offset_msg_id: str | None = None
 
 
-@command(323, "RESUME_CHECK_HALF_MESSAGE", served_by=BROKER, planned=_NO_TRANSACTIONS)
+@command(323, "RESUME_CHECK_HALF_MESSAGE", served_by=BROKER)
 class ResumeCheckHalfMessage(Command[Reply]):
     """Ask producers again about a half message that was given up."""
 
