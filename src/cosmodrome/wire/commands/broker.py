@@ -6,7 +6,6 @@ from cosmodrome.wire.commands.fields import Int32, Int64
 from cosmodrome.wire.table import BROKER, Command, Reply, command
 
 _DROPPED = "dropped upstream: never sent by any client"
-_NO_CLEANING = "starting a clean-up by hand is not served yet; files expire on their own"
 
 
 class GetBrokerConfigReply(Reply):
@@ -40,22 +39,17 @@ class GetBrokerRuntimeInfo(Command[Reply]):
     """Runtime figures as text; answers KVTable."""
 
 
-@command(306, "CLEAN_EXPIRED_CONSUMEQUEUE", served_by=BROKER, planned=_NO_CLEANING)
+@command(306, "CLEAN_EXPIRED_CONSUMEQUEUE", served_by=BROKER)
 class CleanExpiredConsumequeue(Command[Reply]):
-    """Drop queue files whose messages are gone."""
+    """Drop queue files whose messages are gone; queues keep their offsets."""
 
 
-@command(329, "DELETE_EXPIRED_COMMITLOG", served_by=BROKER, planned=_NO_CLEANING)
+@command(329, "DELETE_EXPIRED_COMMITLOG", served_by=BROKER)
 class DeleteExpiredCommitlog(Command[Reply]):
     """Drop expired log files now."""
 
 
-@command(
-    315,
-    "VIEW_BROKER_STATS_DATA",
-    served_by=BROKER,
-    planned="per-topic and per-group rates are not served yet",
-)
+@command(315, "VIEW_BROKER_STATS_DATA", served_by=BROKER)
 class ViewBrokerStatsData(Command[Reply]):
     """Sum, rate and average of one statistic; answers BrokerStatsData."""
 

@@ -40,12 +40,7 @@ class QueryConsumeTimeSpan(Command[Reply]):
     group: str
 
 
-@command(
-    317,
-    "GET_BROKER_CONSUME_STATS",
-    served_by=BROKER,
-    planned="progress of all groups in one answer is not served yet",
-)
+@command(317, "GET_BROKER_CONSUME_STATS", served_by=BROKER)
 class GetBrokerConsumeStats(Command[Reply]):
     """Progress of every group; answers ConsumeStatsList."""
 
