@@ -252,6 +252,9 @@ def build_broker(
     produce = Produce(
         *(options, messages, topics, groups, deferral, env, lambda: place.packed),
         body_bytes_max=store.max_message_size,
+        stats=stats,
+        put_times=put_times,
+        pressure=pressure,
     )
     consume = Consume(options, messages, topics, groups, filters, offsets, waiters, stats, moves)
     retry = Retry(options, messages, topics, groups, deferral, env, stats)

@@ -16,6 +16,7 @@ a batch keep their text and get the batch's appended.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,10 @@ from typing import NamedTuple
 from cosmodrome.broker.defer import Deferral, delay_level, is_timed
 from cosmodrome.broker.groups import Groups
 from cosmodrome.broker.halves import COPY_PROPERTIES_BYTES, HALF_QUEUES, make_half
+from cosmodrome.broker.pressure import Pressure
+from cosmodrome.broker.put_times import PutTimes
 from cosmodrome.broker.recall import Handle, make_handle
+from cosmodrome.broker.stats import Stats
 from cosmodrome.broker.topics import PERM_READ_WRITE, Topics
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions
@@ -86,6 +90,7 @@ class SendRefusal(SendReply):
 
 
 class Accepted(NamedTuple):
+    topic: str  # where it is stored
     stored: Sequence[Stored]
     queue_id: int  # what the sender is told, also when the message went to the dead letters
     wait: bool
@@ -112,6 +117,9 @@ class Produce:
         store_host: Callable[[], bytes],
         *,
         body_bytes_max: int,
+        stats: Stats | None = None,
+        put_times: PutTimes | None = None,
+        pressure: Pressure | None = None,
     ) -> None:
         self._options = options
         self._store = store
@@ -121,6 +129,9 @@ class Produce:
         self._env = env
         self._store_host = store_host
         self._body_bytes_max = body_bytes_max
+        self._stats = stats or Stats()
+        self._put_times = put_times or PutTimes()
+        self._pressure = pressure or Pressure(options)
         self.messages_total = 0
         self.bytes_total = 0
         self.failures_total = 0
@@ -156,13 +167,19 @@ class Produce:
         draft = self._draft(ask, call, topic, queue_id)
         draft.body, draft.properties = ask.body, text
         draft.sys_flag &= ~SYS_TRANSACTION_MASK
-        return await self._settled(Accepted((self._store.append(draft),), queue_id, True))
+        stored = (self._store.append(draft),)
+        return await self._settled(Accepted(draft.topic, stored, queue_id, True))
 
     async def _settled(self, accepted: Accepted) -> SendReply:
-        stored, queue_id, wait, recall_handle = accepted
+        topic, stored, queue_id, wait, recall_handle = accepted
+        time = asyncio.get_running_loop().time
+        began = time()
         status = await self._store.settle(stored[-1].end, wait=wait)
+        self._put_times.add(time() - began)
+        size = sum(place.size for place in stored)
         self.messages_total += len(stored)
-        self.bytes_total += sum(place.size for place in stored)
+        self.bytes_total += size
+        self._stats.put(topic, stored[0].queue_id, len(stored), size)
         host = self._store_host()
         reply = SendReply(
             msg_id=",".join([offset_message_id(host, place.log_offset) for place in stored]),
@@ -189,7 +206,7 @@ class Produce:
         else:
             busy = isinstance(error, StoreBusy)
             code = Code.SYSTEM_BUSY if busy else Code.SERVICE_NOT_AVAILABLE
-            remark = str(error)
+            remark = f"[REJECTREQUEST] {error}" if busy else str(error)
         return SendRefusal(
             code=code,
             remark=remark,
@@ -241,7 +258,7 @@ class Produce:
             )
         # The producer's word about a half can be taken only when the half is safe.
         wait = half or wait_text is None or _truth(wait_text)
-        return Accepted((self._store.append(draft),), queue_id, wait, handle)
+        return Accepted(draft.topic, (self._store.append(draft),), queue_id, wait, handle)
 
     def _accept_batch(self, ask: SendRequest, call: Call) -> Accepted:
         topic = self._checked_topic(ask)
@@ -270,7 +287,7 @@ class Produce:
         if not drafts:
             raise Refused(Code.MESSAGE_ILLEGAL, "The batch holds no message; send at least one.")
         stored = self._store.append_batch(drafts)
-        return Accepted(stored, queue_id, _truth(shared.get(WAIT, "true")))
+        return Accepted(topic.topic_name, stored, queue_id, _truth(shared.get(WAIT, "true")))
 
     def _draft(self, ask: SendRequest, call: Call, topic: TopicConfig, queue_id: int) -> Draft:
         store_host = self._store_host()
@@ -297,6 +314,7 @@ class Produce:
     # --- checks ------------------------------------------------------------------------------
 
     def _checked_topic(self, ask: SendRequest) -> TopicConfig:
+        self._pressure.check()
         options = self._options
         opens_ms = options.start_accept_send_request_time_stamp
         if opens_ms and self._env.clock.now_ms() < opens_ms:

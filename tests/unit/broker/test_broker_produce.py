@@ -13,6 +13,7 @@ from tests.goldens import Golden, each_golden
 
 from cosmodrome.broker.defer import Deferral
 from cosmodrome.broker.groups import Groups
+from cosmodrome.broker.pressure import LATE_BEATS_MAX
 from cosmodrome.broker.produce import Produce, parse_batch
 from cosmodrome.broker.recall import parse_handle
 from cosmodrome.broker.topics import Topics
@@ -26,7 +27,7 @@ from cosmodrome.wire import table
 from cosmodrome.wire.bodies import SubscriptionGroupConfig, TopicConfig
 from cosmodrome.wire.commands.produce import SendBatchMessage, SendMessage, SendMessageV2
 from cosmodrome.wire.message import pack_host, parse_properties
-from cosmodrome.wire.names import SEND_FORBIDDEN_TOPICS
+from cosmodrome.wire.names import SCHEDULE_TOPIC, SEND_FORBIDDEN_TOPICS
 from cosmodrome.wire.record import iter_records
 
 BODY_MAX = 1000
@@ -382,17 +383,48 @@ async def test_a_topic_without_queues_to_write_refuses_a_free_choice(rig: Rig) -
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "code", "remark"),
     [
-        (StoreUnwritable("the disk is full"), Code.SERVICE_NOT_AVAILABLE),
-        (StoreBusy("the disk is full"), Code.SYSTEM_BUSY),
-        (MessageTooLarge("the disk is full"), Code.MESSAGE_ILLEGAL),
+        (StoreUnwritable("disk full"), Code.SERVICE_NOT_AVAILABLE, "disk full"),
+        (StoreBusy("disk behind"), Code.SYSTEM_BUSY, "[REJECTREQUEST] disk behind"),
+        (MessageTooLarge("too long"), Code.MESSAGE_ILLEGAL, "too long"),
     ],
 )
-async def test_what_the_store_refuses(rig: Rig, error: Exception, code: int) -> None:
+async def test_what_the_store_refuses(rig: Rig, error: Exception, code: int, remark: str) -> None:
     rig.store.error = error
     for reply in (await rig.send(), await rig.batch([item(b"x")])):
-        assert (reply.code, reply.remark) == (code, "the disk is full")
+        assert (reply.code, reply.remark) == (code, remark)
+    assert rig.produce._stats.of_topic("T") is None
+    assert rig.produce._put_times.percentile_ms(0.99) == 0.0
+
+
+async def test_sends_are_counted_where_they_are_stored(rig: Rig) -> None:
+    await rig.send()
+    await rig.batch([item(b"x"), item(b"y")])
+    await rig.send(properties="DELAY\x012")
+    stats = rig.produce._stats
+    plain, delayed = stats.of_topic("T"), stats.of_topic(SCHEDULE_TOPIC)
+    assert plain is not None and delayed is not None
+    assert (plain.messages, plain.calls) == (3, 2)
+    assert (delayed.messages, {key: item.calls for key, item in delayed.queues.items()}) == (
+        1,
+        {1: 1},
+    )
+    assert (stats.puts.messages, stats.puts.size) == (4, plain.size + delayed.size)
+    assert sum(rig.produce._put_times._sum()) == 3
+
+
+async def test_an_overloaded_broker_answers_busy(tmp_path: Path) -> None:
+    rig = await other_rig(tmp_path, wait_time_mills_in_send_queue=100)
+    for _ in range(LATE_BEATS_MAX):
+        rig.produce._pressure.beat(0.25)
+    for reply in (await rig.send(), await rig.batch([item(b"x")])):
+        assert reply.code == Code.SYSTEM_BUSY
+        assert reply.remark.startswith("[OVERLOAD] ") and "250 ms" in reply.remark
+    assert rig.store.log == []
+    rig.produce._pressure.beat(0.0)
+    assert (await rig.send()).code == Code.SUCCESS
+    await rig.stop()
 
 
 async def test_bytes_that_did_not_make_it_are_not_acknowledged(rig: Rig) -> None:
