@@ -273,16 +273,7 @@ def build_broker(
         lambda: place.packed,
         takes_sends=takes_sends,
     )
-
-    def forget_group(gone: GroupDeleted) -> None:
-        stats.forget_group(gone.group)
-        if gone.remove_offsets:
-            offsets.remove(gone.group)
-
-    topics.deleted.subscribe(messages.delete_topic)
-    topics.deleted.subscribe(offsets.remove_topic)
-    topics.deleted.subscribe(stats.forget_topic)
-    groups.deleted.subscribe(forget_group)
+    _follow_deletions(topics, groups, messages, offsets, stats)
     clients.told.subscribe(lambda told: expressions.heard(told.group, told.subscriptions))
     clients.left.subscribe(expressions.left)
     topics.announced = announce.announced
@@ -303,6 +294,22 @@ def build_broker(
         *(delays, timers, stats, pressure, check_back, waiters, announce, server),
         takes_sends=takes_sends,
     )
+
+
+def _follow_deletions(
+    topics: Topics, groups: Groups, store: Store, offsets: Offsets, stats: Stats
+) -> None:
+    """What is kept about a topic or a group goes with it."""
+
+    def forget_group(gone: GroupDeleted) -> None:
+        stats.forget_group(gone.group)
+        if gone.remove_offsets:
+            offsets.remove(gone.group)
+
+    topics.deleted.subscribe(store.delete_topic)
+    topics.deleted.subscribe(offsets.remove_topic)
+    topics.deleted.subscribe(stats.forget_topic)
+    groups.deleted.subscribe(forget_group)
 
 
 def _for_later(
