@@ -201,6 +201,8 @@ class Timers:
                 if draft is not None:
                     draft.properties = _stamped(record, pairs, now_ms)
                 drafts.append(draft)
+        if not keys:  # the clock went back in between
+            return True
         self._carried = keys[0]
         done = 0
         try:

@@ -102,8 +102,13 @@ class Later:
     async def crash(self) -> None:
         """What a killed process leaves: the log as it is, and the last saved progress."""
         for service in (self.timers, self.delays):
-            service._progress._saver = None  # nothing is saved any more
-            await service.stop()
+            progress = service._progress
+            saver, progress._saver = progress._saver, None
+            if saver is not None:
+                saver.cancel()
+                await asyncio.wait([saver])
+            await progress._file.stop()
+            await service.stop()  # without a saver nothing more is saved
         await self.topics.stop()
         await self.store.abandon()
 
