@@ -233,6 +233,7 @@ class Clients:
                 " none of its members is connected.",
             )
         return Reply(
+            remark=_disagreement(group),
             body=bodies.encode(
                 ConsumerConnection(
                     connection_set=_connections(group.members.values()),
@@ -473,6 +474,20 @@ def _merge(group: ConsumerGroup, news: Sequence[SubscriptionData]) -> bool:
         del group.subscriptions[topic]
         changed = True
     return changed
+
+
+def _disagreement(group: ConsumerGroup) -> str | None:
+    """What an operator should know when members of a group want different things."""
+    members = list(group.members.values())
+    odd = next((member for member in members if member.said != members[0].said), None)
+    if odd is None:
+        return None
+    topics = sorted({topic for topic, _ in odd.said ^ members[0].said})[:10]
+    return (
+        f"Members of {group.name} subscribe differently, for example {members[0].client_id} and"
+        f" {odd.client_id} (topics {', '.join(topics)}), and lose messages to each other; use one"
+        " group per kind of consumer."
+    )
 
 
 def _connections(members: Iterable[Member]) -> list[bodies.Connection]:

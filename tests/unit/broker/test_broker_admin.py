@@ -12,7 +12,9 @@ from tests.goldens import Golden, each_golden
 
 from cosmodrome.broker import admin as module
 from cosmodrome.broker.admin import Admin
+from cosmodrome.broker.put_times import PutTimes
 from cosmodrome.broker.settings import Settings
+from cosmodrome.broker.stats import Stats
 from cosmodrome.env.base import DiskUsage, Env
 from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
 from cosmodrome.env.real import real_env
@@ -21,6 +23,7 @@ from cosmodrome.store.store import StoreFacts
 from cosmodrome.wire import bodies, properties_text
 from cosmodrome.wire.bodies import (
     ConsumeStats,
+    ConsumeStatsList,
     GroupList,
     KVTable,
     MessageQueue,
@@ -30,7 +33,7 @@ from cosmodrome.wire.bodies import (
     TopicStatsTable,
 )
 from cosmodrome.wire.commands.broker import GetBrokerConfig, GetBrokerRuntimeInfo
-from cosmodrome.wire.commands.group import GetConsumeStats
+from cosmodrome.wire.commands.group import GetBrokerConsumeStats, GetConsumeStats
 from cosmodrome.wire.commands.topic import GetTopicStatsInfo, QueryTopicConsumeByWho
 from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.table import Call
@@ -68,15 +71,21 @@ class World:
         real = real_env()
         env = Env(clock=self, disk=self, random=real.random, offload=real.offload)  # type: ignore[arg-type]
         options = BrokerOptions(broker_name="b", **settings)
+        self.stats = Stats()
+        self.put_times = PutTimes()
         self.admin = Admin(
             options,
             "/data/log",
             env,
-            self,
-            self,
-            self,
-            self,
             self,  # type: ignore[arg-type]
+            self,
+            self,
+            self,
+            self,
+            groups={"g": None, "h": None},
+            stats=self.stats,
+            put_times=self.put_times,
+            address=lambda: "10.0.0.1:10911",
         )
 
     def now_ms(self) -> int:
@@ -104,6 +113,9 @@ class World:
 
     def topics_of(self, group: str) -> set[str]:
         return {topic for owner, topic, _ in self.committed if owner == group}
+
+    def topics_by_group(self) -> dict[str, set[str]]:
+        return {group: self.topics_of(group) for group, _, _ in self.committed}
 
     def groups_of(self, topic: str) -> set[str]:
         return {group for group, name, _ in self.committed if name == topic}
@@ -174,6 +186,49 @@ def test_an_online_group_shows_only_what_it_subscribes_to() -> None:
     assert set(stats(world)) == {queue("U", 0)}
 
 
+def test_the_rate_of_a_group_is_that_of_the_last_minute() -> None:
+    world = World()
+    world.topics = {"T": topic("T", 1, 1), "U": topic("U", 1, 1)}
+    world.committed = {("g", "T", 0): 1, ("g", "U", 0): 1}
+    for name in ("T", "U", "Other"):
+        world.stats.got("g", name, 0, 15, 100, took_ms=0.0, next_offset=1)
+    world.stats.advance()
+    reply = world.admin.get_consume_stats(GetConsumeStats(consumer_group="g"), CALL)
+    assert bodies.decode(ConsumeStats, reply.body).consume_tps == 3.0
+
+
+async def test_progress_of_all_groups() -> None:
+    world = World()
+    world.topics = {"T": topic("T", 1, 2), "O": topic("O", 1, 1), "U": topic("U", 1, 1)}
+    world.topics["O"].order = True
+    world.queues = {("T", 0): (0, 9), ("T", 1): (0, 4), ("O", 0): (0, 3)}
+    world.committed = {
+        ("g", "T", 0): 7,
+        ("g", "O", 0): 1,
+        ("g", "U", 0): 0,
+        ("g", "Gone", 0): 1,
+        ("unknown", "T", 0): 1,
+    }
+    world.subscriptions = {"g": {"T", "O"}}
+
+    async def listed(*, is_order: bool) -> ConsumeStatsList:
+        ask = GetBrokerConsumeStats(is_order=is_order)
+        reply = await world.admin.get_broker_consume_stats(ask, CALL)
+        return bodies.decode(ConsumeStatsList, reply.body)
+
+    answer = await listed(is_order=False)
+    assert (answer.broker_addr, answer.total_diff) == ("10.0.0.1:10911", 2 + 4 + 2)
+    ((ordered, plain),) = (groups["g"] for groups in answer.consume_stats_list if "g" in groups)
+    assert ordered.offset_table == {
+        queue("O", 0): OffsetWrapper(broker_offset=3, consumer_offset=1, last_timestamp=1000)
+    }
+    assert set(plain.offset_table) == {queue("T", 0), queue("T", 1)}
+    assert {"h": []} in answer.consume_stats_list and len(answer.consume_stats_list) == 2
+    answer = await listed(is_order=True)
+    assert [len(table["g"]) for table in answer.consume_stats_list if "g" in table] == [1]
+    assert answer.total_diff == 2
+
+
 def test_who_consumes() -> None:
     world = World()
     world.committed = {("offline", "T", 0): 1, ("other", "U", 0): 1}
@@ -224,6 +279,20 @@ async def test_figures() -> None:
         "remainTransientStoreBufferNumbs": "2147483647",
     }
     assert {name: shown.get(name) for name in expected} == expected
+
+
+async def test_times_of_sends_and_pulls_are_shown_and_grow_old() -> None:
+    world = World()
+    for seconds in (0.0, 0.004, 0.3):
+        world.put_times.add(seconds)
+    world.stats.got("g", "T", 0, 1, 1, took_ms=12.7, next_offset=1)
+    shown = world.admin.runtime_info(USAGE)
+    assert shown["putMessageDistributeTime"].startswith("[<=0ms]:1 [0~10ms]:1 [10~50ms]:0 ")
+    assert (shown["putLatency99"], shown["putMessageEntireTimeMax"]) == ("300.00", "300")
+    assert shown["getMessageEntireTimeMax"] == "12"
+    for _ in range(2 * module.PUT_TIMES_SAMPLES):
+        world.admin.sample()
+    assert world.admin.runtime_info(USAGE)["putLatency99"] == "0.00"
 
 
 @each_golden

@@ -464,6 +464,18 @@ async def test_consumer_connections(broker: Broker) -> None:
     ]
     assert shown.consume_from_where == "CONSUME_FROM_FIRST_OFFSET"
     assert set(shown.subscription_table) == {"T"}
+    assert reply.remark is None
+
+
+async def test_operators_see_that_members_disagree(broker: Broker) -> None:
+    ask = GetConsumerConnectionList(consumer_group="g")
+    one, two = Link(1), Link(2)
+    broker.beat(one, consumer("c1", subscription("T", "A", 1), subscription("U", "*", 1)))
+    broker.beat(two, consumer("c2", subscription("T", "B", 2), subscription("U", "*", 1)))
+    remark = broker.clients.get_consumer_connections(ask, call()).remark
+    assert "c1 and c2 (topics T)" in remark
+    broker.beat(two, consumer("c2", subscription("T", "A", 3), subscription("U", "*", 1)))
+    assert broker.clients.get_consumer_connections(ask, call()).remark is None
 
 
 async def test_producer_connections(broker: Broker) -> None:
