@@ -24,8 +24,8 @@ from cosmodrome.wire.commands import (
     GetMaxOffset,
     GetMinOffset,
     GetRouteinfoByTopic,
-    InvokeBrokerToResetOffset,
     OffsetReply,
+    QueryBrokerOffset,
 )
 from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.table import BROKER, NAMESERVER, Call, Command, Reply, rows
@@ -179,8 +179,7 @@ async def test_missing_and_bad_fields_are_named() -> None:
 async def test_what_is_not_served_says_why() -> None:
     cases = {
         99999: "Request code 99999 is not known to this broker.",
-        222: "INVOKE_BROKER_TO_RESET_OFFSET (222) is not supported yet:"
-        f" {InvokeBrokerToResetOffset.planned}",
+        13: f"QUERY_BROKER_OFFSET (13) is not supported yet: {QueryBrokerOffset.planned}",
         105: "GET_ROUTEINFO_BY_TOPIC (105) is served by the name server, this is a broker;",
         31: "GET_MIN_OFFSET (31) is not served on this port.",
     }
@@ -215,8 +214,8 @@ def test_every_row_of_a_role_is_demanded() -> None:
 
 def test_handlers_that_must_not_be() -> None:
     class Planned:
-        @InvokeBrokerToResetOffset.handler
-        def delays(self, ask: InvokeBrokerToResetOffset, call: Call) -> Reply:
+        @QueryBrokerOffset.handler
+        def delays(self, ask: QueryBrokerOffset, call: Call) -> Reply:
             return Reply()
 
     class Foreign:
@@ -224,9 +223,7 @@ def test_handlers_that_must_not_be() -> None:
         def route(self, ask: GetRouteinfoByTopic, call: Call) -> Reply:
             return Reply()
 
-    with pytest.raises(
-        AssertionError, match=r"INVOKE_BROKER_TO_RESET_OFFSET \(222\) is marked as planned"
-    ):
+    with pytest.raises(AssertionError, match=r"QUERY_BROKER_OFFSET \(13\) is marked as planned"):
         Router(BROKER, [Planned()], partial=True)
     with pytest.raises(AssertionError, match=r"GET_ROUTEINFO_BY_TOPIC \(105\) is not served"):
         Router(BROKER, [Foreign()], partial=True)
