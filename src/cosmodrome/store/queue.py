@@ -24,6 +24,7 @@ from cosmodrome.layout import (
 from cosmodrome.store.segment import (
     FileWrite,
     OpenFiles,
+    data_end,
     holds_nothing,
     segment_offsets,
     segment_path,
@@ -179,6 +180,7 @@ class Queues:
         self._dirty: set[Queue] = set()
         self._writing: dict[Queue, int] = {}  # the batch under way: bytes of each tail
         self._dropped: list[Queue] = []
+        self._emptied: set[Queue] = set()
         self.tail_bytes = 0
         self.unsynced: set[str] = set()
         self._disown: Callable[[], None] = lambda: None
@@ -313,6 +315,7 @@ class Queues:
                 break
             end -= QUEUE_ENTRY_BYTES  # fillers alone at the end stand for nothing
         if entry is None:
+            self._emptied.add(queue)
             self.drop(queue)
             return
         last = queue.tail_at
@@ -329,6 +332,13 @@ class Queues:
                 self._disk.remove(path)
             elif self._disk.exists(path):
                 zero_from(self._disk, path, end - later)
+
+    def sweep(self) -> None:
+        """Recovery is done: directories that it emptied and nothing filled again go."""
+        emptied, self._emptied = self._emptied, set()
+        for queue in emptied:
+            if (queue.topic, queue.queue_id) not in self._queues and not self._read_only:
+                self._remove_directory(queue)
 
     # --- inside ------------------------------------------------------------------------------
     def _make(self, topic: str, queue_id: int) -> Queue:
@@ -377,9 +387,15 @@ class Queues:
                 self._files.forget(path)
                 self._disk.remove(path)
                 self.unsynced.discard(path)
-            for directory in (queue.directory, os.path.dirname(queue.directory)):
-                if self._disk.is_dir(directory) and not self._disk.list(directory):
-                    self._disk.remove(directory)
+            # Most queues that recovery empties it fills again: thousands of directories would
+            # be removed and made for nothing.
+            if queue not in self._emptied:
+                self._remove_directory(queue)
+
+    def _remove_directory(self, queue: Queue) -> None:
+        for directory in (queue.directory, os.path.dirname(queue.directory)):
+            if self._disk.is_dir(directory) and not self._disk.list(directory):
+                self._disk.remove(directory)
 
     def _load_queue(self, topic: str, queue_id: int) -> None:
         queue = self._make(topic, queue_id)
@@ -431,8 +447,10 @@ class Queues:
 
     def _written_end(self, queue: Queue) -> int:
         """First position in the last file that was never written, by bisection."""
-        low = (queue.tail_at - queue.file_bytes) // QUEUE_ENTRY_BYTES
-        high = queue.tail_at // QUEUE_ENTRY_BYTES
+        base = queue.tail_at - queue.file_bytes
+        used_bytes = data_end(self._disk, segment_path(queue.directory, base))
+        low = base // QUEUE_ENTRY_BYTES
+        high = -(-(base + used_bytes) // QUEUE_ENTRY_BYTES)
         while low < high:
             middle = (low + high) // 2
             _, size, _ = QUEUE_ENTRY.unpack(queue.entries(middle, 1))

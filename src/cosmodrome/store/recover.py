@@ -102,6 +102,7 @@ class Recovery:
             paths = [self._log.path_of(base) for base in walked]
             keep = rewrite_files if self._doubtful else sync_files
             await self._env.offload(functools.partial(keep, self._env.disk, paths))
+        self._queues.sweep()
         for queue in self._queues:
             queue.find_min(bases[0])
         self._dispatch.cursor = end

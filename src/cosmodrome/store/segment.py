@@ -17,6 +17,7 @@ from cosmodrome.env.base import Disk, SegmentFile
 
 NAME_DIGITS = 20
 ZERO_PIECE_BYTES = 64 * 1024
+HOLE_BYTES = 4096
 WARM_PIECE_BYTES = 1024 * 1024
 WARM_SYNC_BYTES = 16 * 1024 * 1024  # bounds what is dirty at once, and so the rate
 ZERO_RUN_BYTES = 64 * 1024 * 1024  # far longer than any message, so no data follows
@@ -100,6 +101,25 @@ class Warming:
             if at % WARM_SYNC_BYTES == 0 or at == file.size:
                 file.sync()  # or the first sync of a message would wait for all of it
         return at
+
+
+def data_end(disk: Disk, path: str) -> int:
+    """A position behind which a file holds nothing but zeros, to the next page.
+
+    Found without reading: touching holes through a map fills memory with zeros. Blocking.
+    """
+    file = disk.open_segment(path, read_only=True)
+    try:
+        low, high = 0, -(-file.size // HOLE_BYTES)
+        while low < high:
+            middle = (low + high) // 2
+            if file.next_data(middle * HOLE_BYTES) < file.size:
+                low = middle + 1
+            else:
+                high = middle
+        return min(low * HOLE_BYTES, file.size)
+    finally:
+        file.close()
 
 
 def holds_nothing(disk: Disk, path: str, size: int) -> bool:
