@@ -18,7 +18,7 @@ from cosmodrome.env.options import (
     SocketOptions,
     StoreOptions,
 )
-from cosmodrome.env.real import RealDisk, real_env
+from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, ConfigError, Refused
 from cosmodrome.nameserver.app import NameServer, build_nameserver
 from cosmodrome.transport.channel import Channel
@@ -210,29 +210,12 @@ async def test_store_paths_and_file_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
-async def test_flush_disk_type(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-    create = RealDisk.create_segment
-
-    def spied(self: RealDisk, path: str, size: int) -> object:
-        segment = create(self, path, size)
-        if "commitlog" not in path:
-            return segment
-
-        class Spy:
-            def __getattr__(self, name: str) -> object:
-                return getattr(segment, name)
-
-            def sync(self) -> None:
-                synced.append(path)
-                segment.sync()
-
-        return Spy()
-
-    monkeypatch.setattr(RealDisk, "create_segment", spied)
+async def test_flush_disk_type(tmp_path: Path, mode: str) -> None:
     async with node(tmp_path, flushDiskType=mode, flushIntervalCommitLog="600000") as it:
         await it.send()
-        assert bool(synced) == (mode == "SYNC_FLUSH")
+        data = (await it.call(commands.GetBrokerRuntimeInfo())).body
+        unsynced = int(bodies.decode(bodies.KVTable, data).table["remainHowManyDataToFlush"])
+        assert (unsynced == 0) == (mode == "SYNC_FLUSH"), unsynced
 
 
 async def test_max_message_size(tmp_path: Path) -> None:
