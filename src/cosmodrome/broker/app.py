@@ -240,8 +240,10 @@ def build_broker(
     clients = Clients(options, topics, groups, env.clock)
     filters = Filters(options, clients, expressions)
     waiters: Waiters[PullReply] = Waiters(messages.arrivals, options.pulls_held_max)
-    delays, timers, deferral = _for_later(store, config, messages, topics, env, deliver=takes_sends)
     stats = Stats(detailed=options.enable_detail_stat)
+    delays, timers, deferral = _for_later(
+        *(store, config, messages, topics, env, stats), deliver=takes_sends
+    )
     put_times = PutTimes()
     pressure = Pressure(options)
     moves = OffsetMoves(
@@ -269,7 +271,7 @@ def build_broker(
     )
     announce = Announce(options, topics)
     transactions, check_back = _transactions(
-        *(options, store, messages, topics, offsets, clients, deferral, env),
+        *(options, store, messages, topics, offsets, clients, deferral, env, stats),
         lambda: place.packed,
         takes_sends=takes_sends,
     )
@@ -313,7 +315,14 @@ def _follow_deletions(
 
 
 def _for_later(
-    options: StoreOptions, config: str, store: Store, topics: Topics, env: Env, *, deliver: bool
+    options: StoreOptions,
+    config: str,
+    store: Store,
+    topics: Topics,
+    env: Env,
+    stats: Stats,
+    *,
+    deliver: bool,
 ) -> tuple[Delays, Timers, Deferral]:
     """What lets messages wait: by level, by time of their own, and the way there."""
     levels = DelayLevels(options.message_delay_level)
@@ -324,6 +333,7 @@ def _for_later(
         env,
         save_interval_ms=options.flush_delay_offset_interval,
         deliver=deliver,
+        stats=stats,
     )
     timers = Timers(
         os.path.join(config, "timerOffset.json"),
@@ -331,6 +341,7 @@ def _for_later(
         env,
         save_interval_ms=options.flush_delay_offset_interval,
         deliver=deliver,
+        stats=stats,
     )
     deferral = Deferral(
         levels,
@@ -351,6 +362,7 @@ def _transactions(
     clients: Clients,
     deferral: Deferral,
     env: Env,
+    stats: Stats,
     store_host: Callable[[], bytes],
     *,
     takes_sends: bool,
@@ -358,7 +370,9 @@ def _transactions(
     """How transactions end, and how their producers are asked."""
     decisions = Decisions()
     transactions = Transactions(
-        *(store, topics, deferral, decisions, env.clock, store_host), takes_sends=takes_sends
+        *(store, topics, deferral, decisions, env.clock, store_host),
+        takes_sends=takes_sends,
+        stats=stats,
     )
     check_back = CheckBack(
         *(options, store, topics, offsets, clients, decisions, env),

@@ -242,7 +242,7 @@ class Clients:
                     message_model=group.message_model,
                     consume_from_where=group.consume_from_where,
                 )
-            )
+            ),
         )
 
     @GetProducerConnectionList.handler

@@ -16,11 +16,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from cosmodrome.broker.stats import Stats
 from cosmodrome.broker.topics import PERM_READ_WRITE, Topics
 from cosmodrome.env.base import Clock
 from cosmodrome.errors import Code, MessageTooLarge, Refused, StoreUnwritable
 from cosmodrome.layout import SYS_PREPARED, SYS_ROLLBACK, SYS_TRANSACTION_MASK
-from cosmodrome.store.store import DelayLevels, Draft, PutStatus, Store
+from cosmodrome.store.store import DelayLevels, Draft, PutStatus, Store, Stored
 from cosmodrome.wire.message import (
     DELAY,
     REAL_QUEUE_ID,
@@ -147,17 +148,20 @@ def restored(record: Record, pairs: dict[str, str]) -> Draft | None:
 
 
 async def hand_over(
-    store: Store, drafts: Sequence[Draft | None], stopping: Callable[[], bool]
+    store: Store, drafts: Sequence[Draft | None], stopping: Callable[[], bool], stats: Stats
 ) -> int:
     """Store the messages; how many of them, from the first on, are done with for good.
 
     None stands for a message that is left out. Less than all means: try the rest again later.
     """
     end = taken = 0
+    placed: list[tuple[str, Stored]] = []
     for draft in drafts:
         if draft is not None:
             try:
-                end = store.append(draft).end
+                stored = store.append(draft)
+                placed.append((draft.topic, stored))
+                end = stored.end
             except MessageTooLarge as error:
                 # No later attempt can go better, and those behind it must not wait for ever.
                 log.error("deferred_undeliverable topic=%s error=%s", draft.topic, error)
@@ -173,6 +177,8 @@ async def hand_over(
                 return 0
     except StoreUnwritable:
         return 0
+    for topic, stored in placed:
+        stats.put(topic, stored.queue_id, 1, stored.size)
     return taken
 
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from cosmodrome.broker.defer import hand_over, restored
 from cosmodrome.broker.progress import Progress
+from cosmodrome.broker.stats import Stats
 from cosmodrome.broker.tables import Document
 from cosmodrome.env.base import Env
 from cosmodrome.errors import ProtocolError, StoreCorrupt
@@ -103,12 +104,14 @@ class Delays:
         save_interval_ms: int,
         deliver: bool = True,
         sleep_seconds_max: float = SLEEP_SECONDS_MAX,
+        stats: Stats | None = None,
     ) -> None:
         self._delays = levels
         self._store = store
         self._clock = env.clock
         self._deliver = deliver
         self._sleep_seconds_max = sleep_seconds_max
+        self._stats = stats or Stats()
         self._progress = Progress(path, env, store, save_interval_ms, self._document)
         self._saved: dict[int, int] = {}
         self._levels: dict[int, Level] = {}
@@ -167,7 +170,7 @@ class Delays:
         while not self._stopping:
             try:
                 look = self._look(level)
-                done = await hand_over(self._store, look.drafts, self._is_stopping)
+                done = await hand_over(self._store, look.drafts, self._is_stopping, self._stats)
             except Exception:
                 # Whatever it is, the messages stay where they are and are tried again.
                 log.exception("delay_level_failed level=%d offset=%d", level.number, level.offset)

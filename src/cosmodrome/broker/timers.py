@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from cosmodrome.broker.defer import hand_over, restored
 from cosmodrome.broker.progress import Progress
+from cosmodrome.broker.stats import Stats
 from cosmodrome.broker.tables import Document
 from cosmodrome.env.base import Env
 from cosmodrome.errors import ProtocolError, StoreCorrupt
@@ -77,11 +78,13 @@ class Timers:
         save_interval_ms: int,
         deliver: bool = True,
         sleep_seconds_max: float = SLEEP_SECONDS_MAX,
+        stats: Stats | None = None,
     ) -> None:
         self._store = store
         self._clock = env.clock
         self._deliver = deliver
         self._sleep_seconds_max = sleep_seconds_max
+        self._stats = stats or Stats()
         self._progress = Progress(path, env, store, save_interval_ms, self._document)
         self._heap: list[int] = []
         self._carried: int | None = None  # first of the batch that is being handed over
@@ -206,7 +209,7 @@ class Timers:
         self._carried = keys[0]
         done = 0
         try:
-            done = await hand_over(self._store, drafts, lambda: self._stopping)
+            done = await hand_over(self._store, drafts, lambda: self._stopping, self._stats)
         finally:
             self._carried = None
             for key in keys[done:]:

@@ -21,6 +21,7 @@ from cosmodrome.broker.halves import (
     op,
     real_place,
 )
+from cosmodrome.broker.stats import Stats
 from cosmodrome.broker.topics import PERM_READ_WRITE, Topics
 from cosmodrome.env.base import Clock
 from cosmodrome.errors import Code, ProtocolError, Refused, StoreUnwritable
@@ -53,6 +54,7 @@ class Transactions:
         store_host: Callable[[], bytes],
         *,
         takes_sends: bool,
+        stats: Stats | None = None,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -61,6 +63,7 @@ class Transactions:
         self._clock = clock
         self._store_host = store_host
         self._takes_sends = takes_sends
+        self._stats = stats or Stats()
         self.committed_total = 0
         self.rolled_back_total = 0
 
@@ -117,6 +120,9 @@ class Transactions:
             failed = False
         finally:
             self._decisions.end(half_offset, decision, failed=failed)
+        if commit:
+            message = stored[0]
+            self._stats.put(drafts[0].topic, message.queue_id, 1, message.size)
         self.committed_total += commit
         self.rolled_back_total += not commit
 

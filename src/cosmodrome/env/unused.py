@@ -44,11 +44,12 @@ _REASONS: dict[str, str] = {
         messageIndexSafe duplicationEnable readOnlyCommitLogStorePaths
         haListenPort haSendHeartbeatInterval haHousekeepingInterval haTransferBatchSize
         haMasterAddress haSlaveFallbehindMax slaveTimeout
-        enableScheduleMessageStats enableScheduleAsyncDeliver
+        enableScheduleAsyncDeliver
         scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
         filterServerNums enableLmq enableMultiDispatch maxLmqConsumeQueueNum useTLS
     """,
     "statistics that were idle for a day are always dropped": "autoDeleteUnusedStats",
+    "delayed messages are always counted when they are delivered": "enableScheduleMessageStats",
     "DLedger's Raft log is not part of this system": """
         dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId isEnableBatchPush
         storePathDLedgerCommitLog

@@ -47,7 +47,7 @@ async def running(folder: Path, *, broker_id: int = 0, **store: Any) -> AsyncIte
         await broker.stop()
 
 
-def send(topic: str = "T") -> commands.SendMessageV2:
+def send(topic: str = "T", properties: str = "") -> commands.SendMessageV2:
     return commands.SendMessageV2(
         producer_group="p",
         topic=topic,
@@ -57,6 +57,7 @@ def send(topic: str = "T") -> commands.SendMessageV2:
         sys_flag=0,
         born_timestamp=1,
         flag=0,
+        properties=properties,
         body=b"hello",
     )
 
@@ -110,6 +111,23 @@ async def test_work_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         for name, key in (("TOPIC_PUT_NUMS", "T"), ("GROUP_GET_NUMS", "T@g")):
             with pytest.raises(Refused, match="Nothing was counted"):
                 await total(channel, name, key)
+
+
+async def test_a_delayed_message_is_counted_where_it_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats_module, "TICK_SECONDS", 0.02)
+    async with running(tmp_path, message_delay_level="1s") as channel:
+        await channel.call(send(properties="DELAY\x011"))
+        with pytest.raises(Refused):
+            await total(channel, "TOPIC_PUT_NUMS", "T")
+        async with asyncio.timeout(10):
+            while not (await channel.call(pull(0))).body:
+                await asyncio.sleep(0.05)
+            while await total(channel, "BROKER_PUT_NUMS", "DefaultCluster") < 2:
+                await asyncio.sleep(0.01)
+        assert await total(channel, "TOPIC_PUT_NUMS", "T") == 1
+        assert await total(channel, "QUEUE_PUT_NUMS", "SCHEDULE_TOPIC_XXXX@0") == 1
 
 
 async def test_a_moved_offset_leaves_an_event(tmp_path: Path) -> None:
