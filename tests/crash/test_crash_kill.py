@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,9 @@ async def child(root: str, mode: str) -> None:
             assert stored.queue_offset == queue_offset
             await store.settle(stored.end)
             # One write, so that a line is said whole or not at all.
-            os.write(said, b"%d %d %d\n" % (queue_id, queue_offset, stored.log_offset))
+            at_us = time.monotonic_ns() // 1000
+            line = b"%d %d %d %d\n" % (queue_id, queue_offset, stored.log_offset, at_us)
+            os.write(said, line)
 
     await asyncio.gather(*(sender(queue_id) for queue_id in range(QUEUES)))
 
@@ -79,7 +82,7 @@ async def killed_run(root: str, mode: str, seconds: float) -> list[tuple[int, in
         said = first + await collecting
         assert await process.wait() == -signal.SIGKILL
     lines = said.split(b"\n")[:-1]
-    return [(int(a), int(b), int(c)) for a, b, c in (line.split() for line in lines)]
+    return [(int(a), int(b), int(c)) for a, b, c, _ in (line.split() for line in lines)]
 
 
 @pytest.mark.timeout(60 + 5 * CYCLES)
