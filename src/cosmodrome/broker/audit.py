@@ -119,7 +119,7 @@ class Audit:
         last_ms = self._store.store_time(topic, queue_id, end - 1)
         here_ms = self._store.store_time(topic, queue_id, offset - 1) if offset > 0 else first_ms
         behind_ms = 0
-        if offset < end:
+        if max(offset, first) < end:
             next_ms = self._store.store_time(topic, queue_id, max(offset, first))
             behind_ms = max(self._clock.now_ms() - next_ms, 0)
         return QueueTimeSpan(

@@ -512,3 +512,39 @@ async def test_check_client_config(broker: Broker) -> None:
     with pytest.raises(Refused, match="'JS' is unknown") as refused:
         check("JS")
     assert refused.value.code == Code.SUBSCRIPTION_PARSE_FAILED
+
+
+# --- finding one client -----------------------------------------------------------------------
+
+
+async def test_a_producer_is_found_by_its_id(broker: Broker) -> None:
+    def beat(link: Link, client: str, *groups: str) -> None:
+        data = [{"groupName": group} for group in groups]
+        broker.beat(link, {"clientID": client, "producerDataSet": data})
+
+    clients, link, other = broker.clients, Link(1), Link(2)
+    assert clients.producer("a") is None
+    beat(link, "a", "p", "q")
+    assert clients.producer("a") is link
+    beat(other, "a", "p")  # connected again; the newer one counts
+    assert clients.producer("a") is other
+    link.close("gone")
+    assert clients.producer("a") is other
+    beat(other, "b", "p")  # renamed
+    assert (clients.producer("a"), clients.producer("b")) == (None, other)
+    beat(other, "b", "q")
+    ask = UnregisterClient(client_id="b", producer_group="p")
+    clients.unregister_client(ask, call(other))
+    assert clients.producer("b") is other  # still in q
+    ask.producer_group = "q"
+    clients.unregister_client(ask, call(other))
+    assert clients.producer("b") is None
+
+
+async def test_a_consumer_is_found_by_group_and_id(broker: Broker) -> None:
+    link = Link()
+    broker.beat(link, consumer("c", subscription("T")))
+    member = broker.clients.consumer("g", "c")
+    assert member is not None and member.connection is link
+    assert broker.clients.consumer("g", "d") is None
+    assert broker.clients.consumer("h", "c") is None
