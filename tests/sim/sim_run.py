@@ -258,8 +258,9 @@ class Run:
                 self.clock.skew_ms += chance.choice((-60_000, -1000, 1000, 4000, 60_000))
             elif what < 7:
                 topic = chance.choice(TOPICS)
-                store.delete_topic(topic)
+                # First, because the power may go in the middle: then either outcome is right.
                 self.history.delete(topic)
+                store.delete_topic(topic)
             elif what < 9:
                 self.faulty = True
                 disk.faults.capacity_pages = disk.used_pages + chance.randrange(3)

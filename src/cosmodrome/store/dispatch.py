@@ -7,16 +7,22 @@ readers see either nothing or everything of a record. The queues' ends are the v
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Callable
 
 from cosmodrome import speed
 from cosmodrome.env.signal import Signal
 from cosmodrome.errors import StoreCorrupt, StoreError
-from cosmodrome.layout import SYS_PREPARED, SYS_ROLLBACK, SYS_TRANSACTION_MASK
+from cosmodrome.layout import (
+    QUEUE_ENTRY,
+    QUEUE_ENTRY_BYTES,
+    SYS_PREPARED,
+    SYS_ROLLBACK,
+    SYS_TRANSACTION_MASK,
+)
 from cosmodrome.store.index import Index
 from cosmodrome.store.log import Log
 from cosmodrome.store.queue import Queue, Queues
+from cosmodrome.store.removed import Removed
 from cosmodrome.store.values import Arrival
 
 SCHEDULE_TOPIC = speed.SCHEDULE_TOPIC
@@ -34,6 +40,7 @@ class Dispatch:
         index: Index | None,
         arrivals: Signal[Arrival],
         delay_ms: Callable[[int], int] | None,
+        removed: Removed,
     ) -> None:
         self.cursor = 0
         self.last_ms = 0  # store time of the last record dispatched
@@ -42,6 +49,7 @@ class Dispatch:
         self._index = index
         self._arrivals = arrivals
         self._delay_ms = delay_ms
+        self._removed = removed
 
     def advance(self, end: int) -> None:
         """Dispatch [cursor, end), which holds whole, good records only."""
@@ -60,7 +68,8 @@ class Dispatch:
         sys_flag, store_ms, tags_code, delay_level, keys = entry[5:]
         kind = sys_flag & SYS_TRANSACTION_MASK
         queue: Queue | None = None
-        if kind not in (SYS_PREPARED, SYS_ROLLBACK):
+        gone = log_offset < self._removed.before.get(topic, 0)
+        if kind not in (SYS_PREPARED, SYS_ROLLBACK) and not gone:
             if delay_level > 0 and topic == SCHEDULE_TOPIC:
                 tags_code = store_ms + self._delay_of(delay_level)
             try:
@@ -92,9 +101,12 @@ class Dispatch:
         )
         for topic, queue_id, queue_offset, entries in runs:
             try:
-                self._queues.put_run(topic, queue_id, queue_offset, entries)
+                gone = self._gone_bytes(topic, entries)
+                if gone < len(entries):
+                    first = queue_offset + gone // QUEUE_ENTRY_BYTES
+                    self._queues.put_run(topic, queue_id, first, entries[gone:])
             except StoreError as error:
-                (log_offset,) = struct.unpack_from(">q", entries)
+                log_offset = QUEUE_ENTRY.unpack_from(entries)[0]
                 _log.error("records_without_queue log_offset=%d error=%s", log_offset, error)
         for entry in delayed:
             self.take(entry, with_keys=False)
@@ -124,6 +136,14 @@ class Dispatch:
                 f" {self._log.path_of(base)}) although it was written; the disk or its memory"
                 " is damaged: check it, then restart to recover"
             )
+
+    def _gone_bytes(self, topic: str, entries: bytes) -> int:
+        """How much of these entries belongs to a former life of the topic."""
+        before = self._removed.before.get(topic, 0)
+        at = 0
+        while at < len(entries) and QUEUE_ENTRY.unpack_from(entries, at)[0] < before:
+            at += QUEUE_ENTRY_BYTES
+        return at
 
     def _announce(self, arrival: Arrival) -> None:
         try:

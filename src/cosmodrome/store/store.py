@@ -31,6 +31,7 @@ from cosmodrome.store.log import Log, Pool
 from cosmodrome.store.queue import Queues, check_path_names
 from cosmodrome.store.read import Reader
 from cosmodrome.store.recover import Recovery
+from cosmodrome.store.removed import Removed
 from cosmodrome.store.retain import Retention
 from cosmodrome.store.segment import OpenFiles, Warming
 from cosmodrome.store.upkeep import Upkeep
@@ -126,7 +127,12 @@ class Store:
         )
         if delay_ms is None:
             delay_ms = DelayLevels(options.message_delay_level).delay_ms
-        self._dispatch = Dispatch(self._log, self._queues, self._index, self.arrivals, delay_ms)
+        self._removed = Removed(
+            env.disk, os.path.join(root, "config", "deletedTopics.json"), read_only=read_only
+        )
+        self._dispatch = Dispatch(
+            *(self._log, self._queues, self._index, self.arrivals, delay_ms, self._removed)
+        )
         self._flush = Flush(
             self._log,
             env,
@@ -321,6 +327,9 @@ class Store:
     def delete_topic(self, topic: str) -> None:
         """Remove the queues of a topic; offsets start again, the log keeps its records."""
         check_path_names(topic, 0)
+        if self._state == "running" and not self._read_only:
+            self._log.write()  # what is staged may be taken back, and its offsets given again
+            self._removed.note(topic, self._log.end, self._log.min_offset)
         for queue in self._queues:
             if queue.topic == topic:
                 self._queues.drop(queue)
@@ -360,6 +369,7 @@ class Store:
 
     async def _recover(self) -> None:
         disk = self._env.disk
+        self._removed.load()
         self._queues.load(self._disown)
         if self._index is not None:
             self._index.load()
@@ -373,6 +383,7 @@ class Store:
             doubtful=self._doubtful(),
         )
         found = await recovery.run(clean=not disk.exists(self._path("abort")))
+        self._removed.settle(found.min_offset, found.end)
         self._log.open(found.min_offset, found.end, found.last_ms)
         self._flush.open(found.end, found.last_ms)
 

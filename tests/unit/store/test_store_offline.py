@@ -170,7 +170,7 @@ async def test_a_topic_that_was_deleted_and_made_again_is_clean(tmp_path: Path) 
     store.delete_topic("A")
     await put(store, *[draft(b"new", topic="A", queue_id=0) for _ in range(3)])
     await store.stop()
-    (tmp_path / "config").mkdir()
+    (tmp_path / "config").mkdir(exist_ok=True)
     (tmp_path / "config" / "topics.json").write_text('{"topicConfigTable": {"A": {}, "B": {}}}')
     report = checked(tmp_path)
     # Queue 1 of A was not made again; A is configured, so that its files are missing matters.
