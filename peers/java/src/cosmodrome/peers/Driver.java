@@ -13,6 +13,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.TreeSet;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -24,8 +25,13 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.client.producer.TransactionSendResult;
+import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -36,12 +42,17 @@ import org.apache.rocketmq.common.message.MessageQueue;
  *
  * <pre>
  * send      NAMESRV TOPIC GROUP sync|async|oneway|batch|orderly   messages on standard input
- * consume   NAMESRV TOPIC GROUP EXPRESSION push|orderly|failing:MAX:LEVEL PROPERTIES   until end of input
+ * consume   NAMESRV TOPIC GROUP EXPRESSION push|orderly|replying|failing:MAX:LEVEL PROPERTIES   until end of input
+ * transact  NAMESRV TOPIC GROUP SECONDS   messages on standard input, see below
+ * request   NAMESRV TOPIC GROUP           messages on standard input, waits for a reply to each
  * pull      NAMESRV TOPIC GROUP EXPRESSION    every queue from its first to its last message
  * litepull  NAMESRV TOPIC GROUP EXPRESSION    until end of input
  * query-key NAMESRV TOPIC KEY
  * query-id  NAMESRV TOPIC ID
  * </pre>
+ *
+ * A message to transact has the property outcome: commit, rollback, or the same behind later:, which
+ * is what its producer says only when it is asked; SECONDS bounds the wait for that.
  *
  * EXPRESSION names tags, or is an SQL92 condition behind the word <code>sql:</code>.
  */
@@ -67,6 +78,8 @@ public final class Driver {
         String topic = words[2];
         switch (words[0]) {
             case "send": send(namesrv, topic, words[3], words[4]); break;
+            case "transact": transact(namesrv, topic, words[3], Integer.parseInt(words[4])); break;
+            case "request": request(namesrv, topic, words[3]); break;
             case "consume": consume(namesrv, topic, words[3], words[4], words[5]); break;
             case "pull": pull(namesrv, topic, words[3], words[4]); break;
             case "litepull": litePull(namesrv, topic, words[3], words[4]); break;
@@ -144,6 +157,88 @@ public final class Driver {
         producer.shutdown();
     }
 
+    private static void transact(String namesrv, String topic, String group, int seconds) throws Exception {
+        List<Message> messages = new ArrayList<>();
+        int undecided = 0;
+        for (String line; (line = input().readLine()) != null; ) {
+            Message message = message(topic, JSON.parseObject(line));
+            messages.add(message);
+            undecided += message.getUserProperty("outcome").startsWith("later:") ? 1 : 0;
+        }
+        CountDownLatch asked = new CountDownLatch(undecided);
+        TransactionMQProducer producer = new TransactionMQProducer(group);
+        producer.setNamesrvAddr(namesrv);
+        producer.setSendMsgTimeout(10_000);
+        producer.setTransactionListener(new TransactionListener() {
+            @Override public LocalTransactionState executeLocalTransaction(Message message, Object index) {
+                return state(message.getUserProperty("outcome"));
+            }
+
+            @Override public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                JSONObject line = event("checked");
+                line.put("topic", message.getTopic());
+                line.put("body", Base64.getEncoder().encodeToString(message.getBody()));
+                line.put("transaction_id", message.getTransactionId());
+                line.put("properties", message.getProperties());
+                print(line);
+                asked.countDown();
+                return state(message.getUserProperty("outcome").replace("later:", ""));
+            }
+        });
+        producer.start();
+        for (int i = 0; i < messages.size(); i++) {
+            TransactionSendResult result = producer.sendMessageInTransaction(messages.get(i), i);
+            JSONObject line = sent(i, result);
+            line.put("state", result.getLocalTransactionState().name());
+            print(line);
+        }
+        asked.await(seconds, TimeUnit.SECONDS);
+        // The answers are one-way requests of another thread.
+        Thread.sleep(500);
+        producer.shutdown();
+    }
+
+    private static LocalTransactionState state(String outcome) {
+        switch (outcome) {
+            case "commit": return LocalTransactionState.COMMIT_MESSAGE;
+            case "rollback": return LocalTransactionState.ROLLBACK_MESSAGE;
+            default: return LocalTransactionState.UNKNOW;
+        }
+    }
+
+    private static void request(String namesrv, String topic, String group) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer(group);
+        producer.setNamesrvAddr(namesrv);
+        producer.start();
+        for (String line; (line = input().readLine()) != null; ) {
+            Message reply = producer.request(message(topic, JSON.parseObject(line)), 20_000);
+            JSONObject got = event("reply");
+            got.put("body", Base64.getEncoder().encodeToString(reply.getBody()));
+            got.put("properties", reply.getProperties());
+            print(got);
+        }
+        producer.shutdown();
+    }
+
+    private static MessageListenerConcurrently replying(String namesrv, String group) throws Exception {
+        DefaultMQProducer replier = new DefaultMQProducer("r_" + group);
+        replier.setNamesrvAddr(namesrv);
+        replier.start();
+        return (messages, context) -> {
+            for (MessageExt message : messages) {
+                received(message);
+                try {
+                    byte[] answer = ("re: " + new String(message.getBody(), StandardCharsets.UTF_8))
+                        .getBytes(StandardCharsets.UTF_8);
+                    replier.send(MessageUtil.createReplyMessage(message, answer), 10_000);
+                } catch (Exception error) {
+                    error.printStackTrace();
+                }
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        };
+    }
+
     private static void consume(
         String namesrv, String topic, String group, String expression, String mode) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
@@ -157,6 +252,8 @@ public final class Driver {
                 messages.forEach(Driver::received);
                 return ConsumeOrderlyStatus.SUCCESS;
             });
+        } else if (mode.equals("replying")) {
+            consumer.registerMessageListener(replying(namesrv, group));
         } else if (mode.startsWith("failing:")) {
             String[] parts = mode.split(":");
             consumer.setMaxReconsumeTimes(Integer.parseInt(parts[1]));
