@@ -274,6 +274,10 @@ class Index:
         """Log offset of the last indexed record, -1 when there is none."""
         return self._list[-1].end_offset if self._list else -1
 
+    def extents(self) -> dict[str, tuple[int, int]]:
+        """Entries and log offset of the last one, by file name."""
+        return {os.path.basename(file.path): (file.count, file.end_offset) for file in self._list}
+
     @property
     def memory_bytes(self) -> int:
         return sum(file.memory_bytes for file in self._list)

@@ -25,6 +25,7 @@ from cosmodrome.layout import MAGIC_RECORD, MAGIC_RECORD_V2, RECORD_HEAD
 from cosmodrome.store.checkpoint import Checkpoint
 from cosmodrome.store.dispatch import Dispatch
 from cosmodrome.store.index import Index
+from cosmodrome.store.inventory import Inventory
 from cosmodrome.store.log import Log
 from cosmodrome.store.queue import Queue, Queues
 from cosmodrome.store.segment import (
@@ -35,6 +36,7 @@ from cosmodrome.store.segment import (
     zero_from,
 )
 
+CLEAN_FILES = 3  # log files that a clean start without inventory walks again
 RECORDS_PER_STEP = 8192
 
 _log = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class Recovery:
         *,
         check_crc: bool,
         read_only: bool,
+        inventory: Inventory | None = None,
         doubtful: bool = False,
     ) -> None:
         self._log = log
@@ -73,6 +76,8 @@ class Recovery:
         self._disown = disown  # makes the checkpoint vouch for no queue entries
         self._check_crc = check_crc
         self._read_only = read_only
+        self._inventory = inventory  # what the last clean stop left
+        self._index_lost = False
         self._doubtful = doubtful  # a sync failed: what can be read may not be on the disk
 
     async def run(self, *, clean: bool) -> Recovered:
@@ -168,7 +173,24 @@ class Recovery:
         if self._index is not None and self._index.last_offset >= limit:
             _log.warning("index_beyond_log offset=%d", self._index.last_offset)
             return None
-        return start
+        if self._lost(bases[0]):
+            return None
+        if self._inventory is not None:
+            return max(bases[0], min(start, self._inventory.log_end))
+        # Compat: nobody counted the queues at the last stop, so look where upstream looks.
+        return min(start, bases[-CLEAN_FILES:][0])
+
+    def _lost(self, log_min: int) -> bool:
+        """Whether files that the last clean stop left are missing; then all is built again."""
+        if self._inventory is None:
+            return False
+        queue = self._inventory.lost_queue(self._queues, log_min)
+        index = self._index and self._inventory.lost_index(self._index, log_min)
+        for lost in filter(None, (queue, index)):
+            _log.error("derived_data_lost what=%s next=%s", lost, "building it again from the log")
+        self._queues.damaged |= queue is not None
+        self._index_lost = bool(index)
+        return queue is not None or self._index_lost
 
     def _say_odd(self, queue: Queue) -> None:
         _log.warning(
@@ -198,9 +220,8 @@ class Recovery:
             self._queues.truncate(queue, start)
             self._drop_torn_entry(queue, bases[0])
         if self._index is not None:
-            resume = self._index.keep_synced(
-                min(self._checkpoint.log_ms, self._checkpoint.index_ms)
-            )
+            synced_ms = min(self._checkpoint.log_ms, self._checkpoint.index_ms)
+            resume = self._index.keep_synced(-1 if self._index_lost else synced_ms)
             start = max(bases[0], min(start, self._log.base_of(resume)))
         return start
 

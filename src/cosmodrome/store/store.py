@@ -27,6 +27,7 @@ from cosmodrome.store.delays import DelayLevels
 from cosmodrome.store.dispatch import Dispatch
 from cosmodrome.store.flush import Flush
 from cosmodrome.store.index import Index
+from cosmodrome.store.inventory import load_inventory, save_inventory, take_inventory
 from cosmodrome.store.log import Log, Pool
 from cosmodrome.store.queue import Queues, check_path_names
 from cosmodrome.store.read import Reader
@@ -210,8 +211,10 @@ class Store:
         vouched = self._flush.failure is None and await self._upkeep.write_checkpoint()
         written = self._log.written_end == self._log.end
         caught_up = written and self._dispatch.cursor == self._log.end == self._flush.synced_end
+        left = take_inventory(self._log.min_offset, self._log.end, self._queues, self._index)
         await self._release()
         if vouched and caught_up:
+            save_inventory(self._env.disk, self._root, left)
             self._env.disk.remove(self._path("abort"))
         else:
             _log.error("store_stopped_unclean next=%s", "the next start recovers from the log")
@@ -380,6 +383,7 @@ class Store:
             self._disown,
             check_crc=self._options.check_crc_on_recover,
             read_only=self._read_only,
+            inventory=load_inventory(disk, self._root),
             doubtful=self._doubtful(),
         )
         found = await recovery.run(clean=not disk.exists(self._path("abort")))
