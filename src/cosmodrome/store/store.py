@@ -111,21 +111,7 @@ class Store:
             if options.message_index_enable
             else None
         )
-        self._log = Log(
-            options.store_path_commit_log or os.path.join(root, "commitlog"),
-            options.mapped_file_size_commit_log,
-            options.max_message_size,
-            env,
-            self._log_files,
-            self._queues.next_offset,
-            pool=_pool(options),
-            warming=(
-                Warming(options.disk_space_clean_forcibly_ratio)
-                if options.warm_maped_file_enable
-                else None
-            ),
-            fail_fast=options.fast_fail_if_no_buffer_in_store_pool,
-        )
+        self._log = _make_log(options, env, self._log_files, self._queues)
         if delay_ms is None:
             delay_ms = DelayLevels(options.message_delay_level).delay_ms
         self._removed = Removed(
@@ -444,6 +430,21 @@ class Store:
 
 async def _outcome(waiter: asyncio.Future[PutStatus]) -> PutStatus:
     return await waiter
+
+
+def _make_log(options: StoreOptions, env: Env, files: OpenFiles, queues: Queues) -> Log:
+    warm_below_percent = options.disk_space_clean_forcibly_ratio
+    return Log(
+        options.store_path_commit_log or os.path.join(options.store_path_root_dir, "commitlog"),
+        options.mapped_file_size_commit_log,
+        options.max_message_size,
+        env,
+        files,
+        queues.next_offset,
+        pool=_pool(options),
+        warming=Warming(warm_below_percent) if options.warm_maped_file_enable else None,
+        fail_fast=options.fast_fail_if_no_buffer_in_store_pool,
+    )
 
 
 def _pool(options: StoreOptions) -> Pool | None:
