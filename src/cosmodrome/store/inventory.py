@@ -64,8 +64,12 @@ def load_inventory(disk: Disk, root: str) -> Inventory | None:
 
 
 def save_inventory(disk: Disk, root: str, inventory: Inventory) -> None:
-    disk.replace(_path(root), msgspec.json.encode(inventory), keep=False)
+    """Without it the next start only looks at more of the log, so a full disk is no reason."""
+    try:
+        disk.replace(_path(root), msgspec.json.encode(inventory), keep=False)
+    except OSError as error:
+        _log.warning("inventory_not_saved path=%s error=%s", _path(root), error)
 
 
 def _path(root: str) -> str:
-    return os.path.join(root, "config", "storeInventory.json")
+    return os.path.join(root, "storeInventory.json")

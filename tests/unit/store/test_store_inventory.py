@@ -12,7 +12,7 @@ from cosmodrome.env.real import real_env
 from cosmodrome.store.store import Store
 
 SENT = [b"body %03d" % number for number in range(60)]
-INVENTORY = Path("config", "storeInventory.json")
+INVENTORY = "storeInventory.json"
 
 
 async def filled(root: Path) -> None:
