@@ -153,5 +153,5 @@ async def serving(
 
 async def until(condition: Any, within_s: float = 5) -> None:
     async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110  (the condition belongs to nobody here)
+        while not condition():
             await asyncio.sleep(0.005)
