@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from oracle_checks import Cluster, body
@@ -17,6 +18,10 @@ from peers.raw import create_topic
 SETTINGS = {"transactionCheckInterval": "1000", "transactionTimeOut": "1000"}
 
 
+def words_of(settings: dict[str, str]) -> list[str]:
+    return [word for pair in settings.items() for word in ("--set", "=".join(pair))]
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("soon")
@@ -24,8 +29,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if os.environ.get("ORACLE_TARGET") == "java":
         server = JavaCluster(folder, free_port(), free_port(-2, 1), settings=SETTINGS)
     else:
-        options = [word for pair in SETTINGS.items() for word in ("--set", "=".join(pair))]
-        server = CosmoNode(folder / "data", options=options)
+        server = CosmoNode(folder / "data", options=words_of(SETTINGS))
     server.start()
     yield Cluster(server)
     server.stop()
@@ -148,3 +152,29 @@ def test_operators_reach_consumers(java: Client, cluster: Cluster, topic: str, g
         printed = mqadmin(cluster.namesrv, "resetOffsetByTime", *of_group, "-s", "0")
         assert re.search(rf"^{cluster.broker_name} +\d +0", printed, re.MULTILINE)
         consumer.receive(8)
+
+
+@pytest.mark.parametrize("first", ["ours", "upstream"])
+def test_what_one_broker_began_the_other_ends(java: Client, tmp_path: Path, first: str) -> None:
+    ports = free_port(), free_port(-2, 1)
+    settings = {**SETTINGS, "mappedFileSizeCommitLog": str(1 << 20), "maxIndexNum": "1000"}
+    upstream = JavaCluster(tmp_path, *ports, settings=settings)
+    named = {**settings, "brokerName": JavaCluster.broker_name}
+    ours = CosmoNode(upstream.store, *ports, options=words_of(named))
+    servers: list[CosmoNode | JavaCluster] = [ours, upstream]
+    if first == "upstream":
+        servers.reverse()
+    with servers[0]:
+        cluster = Cluster(servers[0])
+        create_topic(cluster.namesrv_port, cluster.broker_port, "T", 2)
+        transact(java, cluster, "T", "commit", "rollback", "later:commit", wait_s=0)
+        # Asked without an answer: nobody is there. The copy is what the other one finds.
+        transact(java, cluster, "Elsewhere", "later:rollback")
+    with servers[1]:
+        cluster = Cluster(servers[1])
+        with Consumer(java, cluster.namesrv, "T", "g") as consumer:
+            transact(java, cluster, "T", "later:rollback", "later:rollback")
+            received = consumer.receive(2)
+            consumer.listen(4)
+    assert sorted(body(line) for line in received) == [b"0 commit", b"2 later:commit"]
+    assert len(consumer.messages) == 2
