@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from tests.unit.store.store_kit import ALWAYS_MS, HandClock
+import pytest
+from tests.unit.store.store_kit import ALWAYS_MS, HandClock, draft, faulty_env, put, small
 
 from cosmodrome import speed
 from cosmodrome.env.real import RealDisk
 from cosmodrome.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
+from cosmodrome.store import index as index_module
 from cosmodrome.store.index import Index, key_hash
 from cosmodrome.store.segment import OpenFiles, write_files
+from cosmodrome.store.store import Store
 
 
 def made(root: Path, slots: int = 3, entries_max: int = 5, clock: HandClock | None = None) -> Index:
@@ -200,3 +203,34 @@ def test_a_header_older_than_the_slots_hides_nothing(tmp_path: Path) -> None:
     for at in range(resume // 10, 8):
         again.put("T", ["a"], at * 10, 1000 * at)
     assert find(again, "a") == [at * 10 for at in range(8)]
+
+
+@pytest.mark.parametrize("keys_min", [0, 1 << 30])
+async def test_an_index_built_in_bulk_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys_min: int
+) -> None:
+    monkeypatch.setattr(index_module, "TABLE_KEYS_MIN", keys_min)
+    store = Store(small(tmp_path), faulty_env())
+    await store.start()
+    await put(store, *(draft(b"%d" % at, keys=f"k{at} k{at % 4}") for at in range(40)))
+    await store.stop()
+    files = sorted((tmp_path / "index").iterdir())
+    before = [path.read_bytes() for path in files]
+    assert len(files) > 3
+    for path in files:
+        path.unlink()
+    (tmp_path / "abort").touch()
+    again = Store(small(tmp_path), faulty_env())
+    await again.start()
+    for at in range(4, 40):
+        assert len(again.find("T", f"k{at}", 64, 0, ALWAYS_MS).records) == 1
+    await put(again, draft(b"one more", keys="k5"))
+    assert len(again.find("T", "k5", 64, 0, ALWAYS_MS).records) == 2
+    await again.stop()
+    after = [path.read_bytes() for path in sorted((tmp_path / "index").iterdir())]
+    assert after[: len(before) - 1] == before[:-1]
+    last = Store(small(tmp_path), faulty_env())
+    await last.start()
+    assert len(last.find("T", "k5", 64, 0, ALWAYS_MS).records) == 2
+    assert len(last.find("T", "k1", 64, 0, ALWAYS_MS).records) == 10
+    await last.stop()
