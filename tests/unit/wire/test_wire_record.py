@@ -7,7 +7,12 @@ import pytest
 from cosmodrome import speed
 from cosmodrome.errors import ProtocolError
 from cosmodrome.wire.message import pack_host
-from cosmodrome.wire.record import decode_record, iter_records, record_properties
+from cosmodrome.wire.record import (
+    decode_record,
+    encode_record,
+    iter_records,
+    record_properties,
+)
 
 V4 = pack_host("127.0.0.1", 10911)
 V6 = pack_host("2001:db8::1", 10911)
@@ -68,6 +73,18 @@ def test_a_record_that_does_not_add_up_has_no_properties() -> None:
         damaged = bytearray(out)
         damaged[at : at + 1] = data
         assert record_properties(bytes(damaged)) == {}
+
+
+@pytest.mark.parametrize("hosts", [(V4, V4), (V6, V4), (V4, V6)])
+def test_a_record_can_be_written_again(hosts: tuple[bytes, bytes]) -> None:
+    out = bytearray()
+    write(out, *hosts)
+    record = decode_record(out)
+    assert encode_record(record) == out
+    record.topic, record.queue_id = "another topic", 77
+    again = decode_record(encode_record(record))
+    assert (again.topic, again.queue_id, again.body) == ("another topic", 77, record.body)
+    assert again.body_is_intact()
 
 
 def test_a_changed_body_is_noticed() -> None:
