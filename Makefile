@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q --retries 
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check sim oracle bench golden docs lock clean
+.PHONY: help run test check sim faults oracle bench golden docs lock clean
 
 help: ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -26,6 +26,10 @@ check: $(VENV)/.dev ## formatting, lint, types, and the rules of the house
 
 sim: $(VENV)/.dev ## replay one simulated life of the store: make sim SEED=42
 	$(BIN)/python -m pytest tests/sim -q --sim-seed=$(SEED)
+
+faults: $(VENV)/.dev ## the long form: 50 kills per mode, 20 power cuts, damaged files (as root)
+	CRASH_CYCLES=50 POWER_CUTS=20 $(BIN)/python -m pytest tests/crash tests/faults tests/sim -q \
+	  -o timeout=1200 $(ARGS)
 
 oracle: $(VENV)/.dev ## unmodified Java, Go, C++ and Node clients against this node
 	$(BIN)/python -m pytest tests/oracle -q $(ARGS)
