@@ -214,7 +214,7 @@ def render(
         for name in names:
             ratio = ""
             if name == names[0] and len(names) > 1 and cpu[name]:
-                ratio = f"{cpu[names[1]] / cpu[name]:.2f} × less CPU than Java"
+                ratio = f"{cpu[name] / cpu[names[1]]:.2f} × Java's CPU"
             found = results[name]
             lines.append(
                 f"| {case} | {name} | {cpu[name]:.2f} | {median(found, 'tps'):,.0f}"
