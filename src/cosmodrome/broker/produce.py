@@ -1,10 +1,10 @@
 """Sends: from a request to stored messages and the answer that promises them.
 
 Every check happens before the store is asked, in upstream's order, because clients react to
-the code: 1, 14, 16 and 17 make a producer try another broker, 13 does not. A send runs without
-a pause from its first check until the store knows that somebody waits for the message. So
-messages of one connection keep the order in which their tasks were made, and a write that
-fails cannot take a message back before its sender is registered to hear of it.
+the code: 1, 14, 16 and 17 make a producer try another broker, 13 does not. A send runs in one
+turn of the loop, from its first check until the store knows that somebody waits for the
+message. So messages of one connection keep their order, and a write that fails cannot take a
+message back before its sender is registered to hear of it.
 
 A transactional message becomes a half message here (see `halves`); its end comes later.
 
@@ -43,6 +43,7 @@ from cosmodrome.layout import (
     SYS_TRANSACTION_MASK,
 )
 from cosmodrome.store.store import Draft, PutStatus, Store, Stored
+from cosmodrome.transport.router import Deferred
 from cosmodrome.wire.bodies import PERM_WRITE, TopicConfig
 from cosmodrome.wire.commands.produce import (
     SendBatchMessage,
@@ -137,26 +138,25 @@ class Produce:
         self.failures_total = 0
 
     @SendMessage.handler
-    async def send(self, ask: SendMessage, call: Call) -> SendReply:
-        return await self._answer(ask, call)
+    def send(self, ask: SendMessage, call: Call) -> SendReply | Deferred[SendReply]:
+        return self._answer(ask, call)
 
     @SendMessageV2.handler
-    async def send_v2(self, ask: SendMessageV2, call: Call) -> SendReply:
-        return await self._answer(ask, call)
+    def send_v2(self, ask: SendMessageV2, call: Call) -> SendReply | Deferred[SendReply]:
+        return self._answer(ask, call)
 
     @SendBatchMessage.handler
-    async def send_batch(self, ask: SendBatchMessage, call: Call) -> SendReply:
+    def send_batch(self, ask: SendBatchMessage, call: Call) -> SendReply | Deferred[SendReply]:
         ask.batch = True
-        return await self._answer(ask, call)
+        return self._answer(ask, call)
 
     # --- answering ---------------------------------------------------------------------------
 
-    async def _answer(self, ask: SendRequest, call: Call) -> SendReply:
+    def _answer(self, ask: SendRequest, call: Call) -> SendReply | Deferred[SendReply]:
         # Compat: a single-message code with the batch mark set carries a batch too.
         accept = self._accept_batch if ask.batch else self._accept_one
         try:
-            # No other await may come before the one inside: see the module's first paragraph.
-            return await self._settled(accept(ask, call))
+            return self._settled(accept(ask, call), self._reply_or_refusal)
         except (Refused, MessageTooLarge, StoreUnwritable) as error:
             return self.refusal(error)
 
@@ -168,14 +168,32 @@ class Produce:
         draft.body, draft.properties = ask.body, text
         draft.sys_flag &= ~SYS_TRANSACTION_MASK
         stored = (self._store.append(draft),)
-        return await self._settled(Accepted(draft.topic, stored, queue_id, True))
+        return await self._settled(Accepted(draft.topic, stored, queue_id, True), self._reply)
 
-    async def _settled(self, accepted: Accepted) -> SendReply:
-        topic, stored, queue_id, wait, recall_handle = accepted
-        time = asyncio.get_running_loop().time
-        began = time()
-        status = await self._store.settle(stored[-1].end, wait=wait)
-        self._put_times.add(time() - began)
+    def _settled(
+        self,
+        accepted: Accepted,
+        make: Callable[[Accepted, float, asyncio.Future[PutStatus]], SendReply],
+    ) -> Deferred[SendReply]:
+        """The answer, once the promise can be made; to be called in the turn of the append."""
+        began = asyncio.get_running_loop().time()
+        settled = self._store.settle(accepted.stored[-1].end, wait=accepted.wait)
+        return Deferred(settled, functools.partial(make, accepted, began))
+
+    def _reply_or_refusal(
+        self, accepted: Accepted, began: float, settled: asyncio.Future[PutStatus]
+    ) -> SendReply:
+        try:
+            return self._reply(accepted, began, settled)
+        except StoreUnwritable as error:
+            return self.refusal(error)
+
+    def _reply(
+        self, accepted: Accepted, began: float, settled: asyncio.Future[PutStatus]
+    ) -> SendReply:
+        topic, stored, queue_id, _, recall_handle = accepted
+        status = settled.result()
+        self._put_times.add(asyncio.get_running_loop().time() - began)
         size = sum(place.size for place in stored)
         self.messages_total += len(stored)
         self.bytes_total += size

@@ -15,8 +15,7 @@ import asyncio
 import dataclasses
 import logging
 import os.path
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from cosmodrome.env.base import Env, FileLock
 from cosmodrome.env.options import StoreOptions
@@ -236,14 +235,13 @@ class Store:
             self._put_bytes += stored[-1].end - stored[0].log_offset
         return stored
 
-    def settle(self, end: int, *, wait: bool = True) -> Coroutine[Any, Any, PutStatus]:
-        """Wait until the log is safe up to `end`: synced with SYNC_FLUSH and `wait`, else written.
+    def settle(self, end: int, *, wait: bool = True) -> asyncio.Future[PutStatus]:
+        """Done when the log is safe up to `end`: synced with SYNC_FLUSH and `wait`, else written.
 
-        Raises StoreUnwritable when the bytes did not make it. Call it in the same turn of the
-        loop as the append.
+        Its error is StoreUnwritable when the bytes did not make it. Call it in the same turn of
+        the loop as the append: the write may fail before the next one.
         """
-        # Registered now, not when a task first runs: the write may fail in between.
-        return _outcome(self._flush.settle(end, wait=wait))
+        return self._flush.settle(end, wait=wait)
 
     @property
     def why_unwritable(self) -> str | None:
@@ -426,10 +424,6 @@ class Store:
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
-
-
-async def _outcome(waiter: asyncio.Future[PutStatus]) -> PutStatus:
-    return await waiter
 
 
 def _make_log(options: StoreOptions, env: Env, files: OpenFiles, queues: Queues) -> Log:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from cosmodrome.errors import (
     Code,
@@ -34,6 +34,9 @@ from cosmodrome.wire.table import Call, Command, Connection, Handler, Reply, Rol
 
 log = logging.getLogger(__name__)
 
+R = TypeVar("R", bound=Reply, covariant=True)
+T = TypeVar("T")
+
 UNKNOWN = -1  # the key under which requests without a row are counted
 REMARK_CHARACTERS_MAX = 2000
 LOG_INTERVAL_S = 1.0
@@ -45,6 +48,24 @@ class Requester(Connection, Protocol):
 
     def answer(self, reply: Frame | None) -> None:
         """Called once per dispatched request; None says that it ends without a reply."""
+
+
+class Deferred(Awaitable[R]):
+    """An answer that is made when a future is done: a handler that waits for one thing only
+    needs no task for it."""
+
+    __slots__ = ("after", "make")
+
+    def __init__(self, after: asyncio.Future[T], make: Callable[[asyncio.Future[T]], R]) -> None:
+        self.after: asyncio.Future[Any] = after
+        self.make: Callable[[asyncio.Future[Any]], R] = make
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._waited().__await__()
+
+    async def _waited(self) -> R:
+        await asyncio.wait((self.after,))
+        return self.make(self.after)
 
 
 class LogLimit:
@@ -107,8 +128,10 @@ class Router:
             return
         if outcome is None or isinstance(outcome, Reply):
             self._finish(row, frame, requester, outcome)
+        elif isinstance(outcome, Deferred):
+            self._await_future(row, frame, requester, outcome.after, outcome.make)
         elif isinstance(outcome, asyncio.Future):
-            self._await_future(row, frame, requester, outcome)
+            self._await_future(row, frame, requester, outcome, asyncio.Future.result)
         else:
             self._spawn(row, frame, requester, outcome)
 
@@ -180,22 +203,24 @@ class Router:
         row: type[Command[Any]],
         frame: Frame,
         requester: Requester,
-        future: asyncio.Future[Reply | None],
+        future: asyncio.Future[Any],
+        make: Callable[[asyncio.Future[Any]], Reply | None],
     ) -> None:
         """A future needs no task of its own: whoever resolves it carries the reply out."""
 
-        def done(future: asyncio.Future[Reply | None]) -> None:
+        def done(future: asyncio.Future[Any]) -> None:
             if future.cancelled():
                 requester.answer(None)
                 return
-            error = future.exception()
-            if error is None:
-                self._finish(row, frame, requester, future.result())
-            elif isinstance(error, Exception):
+            try:
+                reply = make(future)
+            except Exception as error:
                 self._failed(row, frame, requester, error)
-            else:
+            except BaseException:
                 requester.answer(None)
-                raise error
+                raise
+            else:
+                self._finish(row, frame, requester, reply)
 
         future.add_done_callback(done)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -87,11 +88,14 @@ class FakeStore:
             self.end += 100
         return stored
 
-    async def settle(self, end: int, *, wait: bool = True) -> PutStatus:
+    def settle(self, end: int, *, wait: bool = True) -> asyncio.Future[PutStatus]:
+        done: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
         if self.settle_error is not None:
-            raise self.settle_error
-        self.settled.append((end, wait))
-        return self.status
+            done.set_exception(self.settle_error)
+        else:
+            self.settled.append((end, wait))
+            done.set_result(self.status)
+        return done
 
     def arrive(self, topic: str, queue_id: int, tags: str = "") -> None:
         """One more message with this tag, announced at once."""

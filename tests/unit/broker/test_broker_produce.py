@@ -153,11 +153,8 @@ async def test_the_old_header_does_the_same(rig: Rig) -> None:
 
 async def test_messages_of_a_connection_keep_their_order(rig: Rig) -> None:
     call = call_of()
-    tasks = [
-        asyncio.create_task(rig.produce.send_v2(ask(body=b"%d" % number), call))
-        for number in range(10)
-    ]
-    replies = await asyncio.gather(*tasks)
+    outcomes = [rig.produce.send_v2(ask(body=b"%d" % number), call) for number in range(10)]
+    replies = [await settled(outcome) for outcome in outcomes]
     assert [draft.body for draft in rig.store.log] == [b"%d" % number for number in range(10)]
     assert [reply.queue_offset for reply in replies] == list(range(10))
 
@@ -165,11 +162,15 @@ async def test_messages_of_a_connection_keep_their_order(rig: Rig) -> None:
 async def test_the_sender_waits_before_anything_else_can_happen(rig: Rig) -> None:
     """A failed write gives the offsets out again: who is not waiting by then would take the
     next message's safety for its own."""
-    for send in (rig.produce.send_v2(ask(), call_of()), rig.batch([item(b"x")])):
+    batch = ask(SendBatchMessage, batch=True, body=item(b"x"))
+    for send in (
+        lambda: rig.produce.send_v2(ask(), call_of()),
+        lambda: rig.produce.send_batch(batch, call_of(code=320)),
+    ):
         seen = len(rig.store.settled)
-        with pytest.raises(StopIteration):
-            send.send(None)  # one step of the coroutine, as a turn of the loop would take it
+        outcome = send()  # nothing was awaited yet, and still
         assert len(rig.store.settled) == seen + 1
+        await settled(outcome)
 
 
 @pytest.mark.parametrize(
