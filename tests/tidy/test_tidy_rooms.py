@@ -116,7 +116,7 @@ def test_settings_document_is_current() -> None:
 def test_no_machine_or_registry_is_named() -> None:
     """Paths of one machine and hosts of registries do not belong into a repository."""
     machine = re.compile(r"(?<![\w.])/(?:work|farm|root|home)/")
-    registry = re.compile(r"index-url|https?://[^ \"]*/(?:simple|maven2|npm|packages)/")
+    registry = re.compile(r"index[-]url|https?://[^ \"]*/(?:simple|maven[2]|npm|packages)/")
     for path in ROOT.rglob("*"):
         parts = path.relative_to(ROOT).parts
         if not path.is_file() or parts[0] in {".git", ".venv", "build", "node_modules"}:
