@@ -33,6 +33,8 @@ from cosmodrome.transport.health import HealthServer
 log = logging.getLogger("cosmo")
 
 EXIT_SECOND_SIGNAL = 130
+# A supervisor may signal the process and its group: that is one wish, not impatience.
+SAME_SIGNAL_SECONDS = 1.0
 
 
 class Part(Protocol):
@@ -162,13 +164,17 @@ def _run(serve: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> N
 
     async def guarded() -> None:
         stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        first_at = 0.0
 
         def asked() -> None:
-            if stop.is_set():
+            nonlocal first_at
+            if not stop.is_set():
+                first_at = loop.time()
+                stop.set()
+            elif loop.time() - first_at > SAME_SIGNAL_SECONDS:
                 os._exit(EXIT_SECOND_SIGNAL)
-            stop.set()
 
-        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, asked)
         await serve(stop)

@@ -90,6 +90,7 @@ def test_up_says_where_it_is_and_stops_cleanly(tmp_path: Path) -> None:
         assert "in use" in errors and str(data) in errors and "Traceback" not in errors
 
         cosmo.child.send_signal(signal.SIGTERM)
+        cosmo.child.send_signal(signal.SIGINT)  # as a supervisor does that signals the group too
         code, errors = cosmo.finish()
         assert code == 0, errors
         assert not (data / "abort").exists()
