@@ -1,4 +1,9 @@
-"""A real file system loses power under load: acknowledged messages are on the disk."""
+"""A real file system loses power under load: acknowledged messages are on the disk.
+
+Promised is what was acknowledged before the shutdown began. While ext4 shuts down, a running
+fdatasync may return success for data that is gone, with any program; real power cuts have no
+such moment.
+"""
 
 from __future__ import annotations
 
