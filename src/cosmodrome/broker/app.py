@@ -33,6 +33,7 @@ from cosmodrome.broker.halves import Decisions
 from cosmodrome.broker.locks import Locks
 from cosmodrome.broker.moves import OffsetMoves
 from cosmodrome.broker.offsets import Offsets
+from cosmodrome.broker.pending import PendingList
 from cosmodrome.broker.pressure import Pressure
 from cosmodrome.broker.produce import Produce
 from cosmodrome.broker.put_times import PutTimes
@@ -282,7 +283,7 @@ def build_broker(
 
     services = (
         *(topics, groups, offsets, clients, Locks(), produce, consume),
-        *(delays, retry, recall, transactions),
+        *(delays, retry, recall, PendingList(options.broker_name, timers), transactions),
         Replies(options, produce, clients, env.clock, lambda: place.packed),
         Relays(options, messages, topics, offsets, clients),
         Audit(options, messages, topics, offsets, clients, expressions, env.clock),

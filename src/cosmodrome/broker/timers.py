@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from cosmodrome.broker.defer import hand_over, restored
@@ -30,6 +31,7 @@ from cosmodrome.errors import ProtocolError, StoreCorrupt
 from cosmodrome.layout import PROPERTIES_BYTES_MAX
 from cosmodrome.store.store import Arrival, Draft, Store
 from cosmodrome.wire.message import (
+    REAL_QUEUE_ID,
     REAL_TOPIC,
     TIMER_DELETE_UNIQ_KEY,
     TIMER_DEQUEUE_MS,
@@ -50,6 +52,9 @@ BATCH_BYTES = 4 << 20
 SLEEP_SECONDS_MAX = 1.0
 BACK_OFF_SECONDS = (0.1, 5.0)
 PENDING_LISTED_MAX = 10_000
+PAGE_LOOKED_MAX = 1000  # records that one page may read, whether they are shown or not
+KEYS_PER_TURN = 50_000
+RECORDS_PER_TURN = 100
 
 _OFFSET_BITS = 48
 _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
@@ -60,10 +65,19 @@ class Pending(NamedTuple):
     """A timed message that waits."""
 
     topic: str
+    queue_id: int
     deliver_ms: int
     unique_key: str
     queue_offset: int
     log_offset: int
+    size: int
+
+
+class Page(NamedTuple):
+    """Some of the messages that wait, and the last place looked at if there is more behind it."""
+
+    pending: list[Pending]
+    reached: tuple[int, int] | None  # delivery time, queue offset
 
 
 class Timers:
@@ -88,6 +102,7 @@ class Timers:
         self._progress = Progress(path, env, store, save_interval_ms, self._document)
         self._heap: list[int] = []
         self._carried: int | None = None  # first of the batch that is being handed over
+        self._listing = asyncio.Lock()
         self._cancelled: set[str] = set()
         self._scanned = 0
         self._low = 0
@@ -127,18 +142,61 @@ class Timers:
 
     def pending(self, limit: int) -> list[Pending]:
         """The messages that are due next, cancelled ones left out."""
+        return self._shown(heapq.nsmallest(min(limit, PENDING_LISTED_MAX), self._heap))
+
+    async def page(self, after: tuple[int, int], limit: int, topic: str | None = None) -> Page:
+        """Messages behind `after` (delivery time, queue offset), the next due first.
+
+        A page may be short, even empty, and yet have more behind it: cancelled messages and
+        those of other topics are looked at and not shown.
+        """
+        looked_max = PAGE_LOOKED_MAX if topic else max(1, min(limit, PAGE_LOOKED_MAX))
+        async with self._listing:  # one copy of the keys at a time
+            keys = await self._keys_behind(after, looked_max + 1)
+        found: list[Pending] = []
+        reached = 0
+        for start in range(0, min(len(keys), looked_max), RECORDS_PER_TURN):
+            if len(found) >= limit:
+                break
+            batch = keys[start : min(start + RECORDS_PER_TURN, looked_max)]
+            found += (one for one in self._shown(batch) if not topic or one.topic == topic)
+            reached = start + len(batch)
+            await asyncio.sleep(0)
+        if len(found) > limit:
+            last = found[limit - 1]
+            return Page(found[:limit], (last.deliver_ms, last.queue_offset))
+        if reached == len(keys):
+            return Page(found, None)
+        last_key = keys[reached - 1]
+        return Page(found, (last_key >> _OFFSET_BITS, last_key & _OFFSET_MASK))
+
+    async def _keys_behind(self, after: tuple[int, int], count: int) -> list[int]:
+        deliver_ms, offset = after
+        first = (deliver_ms << _OFFSET_BITS | max(0, offset)) + 1 if deliver_ms >= 0 else 0
+        heap = self._heap.copy()
+        keys: list[int] = []
+        for start in range(0, len(heap), KEYS_PER_TURN):
+            behind = [key for key in heap[start : start + KEYS_PER_TURN] if key >= first]
+            keys = heapq.nsmallest(count, keys + behind)
+            await asyncio.sleep(0)
+        return keys
+
+    def _shown(self, keys: Iterable[int]) -> list[Pending]:
         found = []
-        for key in heapq.nsmallest(min(limit, PENDING_LISTED_MAX), self._heap):
+        for key in keys:
             record, pairs = self._record(key & _OFFSET_MASK)
             if record is None or self._is_cancelled(pairs) or TIMER_DELETE_UNIQ_KEY in pairs:
                 continue
+            queue_id = pairs.get(REAL_QUEUE_ID, "")
             found.append(
                 Pending(
                     pairs.get(REAL_TOPIC, ""),
+                    int(queue_id) if queue_id.isascii() and queue_id.isdigit() else -1,
                     key >> _OFFSET_BITS,
                     pairs.get(UNIQ_KEY, ""),
                     key & _OFFSET_MASK,
                     record.log_offset,
+                    record.size,
                 )
             )
         return found

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from cosmodrome import __version__
-from cosmodrome.cli import settings, store_tools
+from cosmodrome.cli import settings, store_tools, timer
 from cosmodrome.errors import CosmodromeError
 
 EXIT_ERROR = 1
@@ -40,6 +40,7 @@ def broker() -> None:
 
 
 cosmo.add_command(store_tools.store)
+cosmo.add_command(timer.timer)
 
 
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -79,3 +79,18 @@ class QueryConsumeQueueResponseBody(Body, kw_only=True):
     min_queue_index: int = 0
     queue_data: list[ConsumeQueueData] = field(default_factory=list)
     subscription_data: SubscriptionData | UnsetType = UNSET
+
+
+class PendingTimer(Body, kw_only=True):
+    """A timed message that waits; the handle calls it back and is empty when nothing can."""
+
+    topic: str
+    queue_id: int
+    deliver_ms: int
+    msg_id: str
+    recall_handle: str
+    size: int
+
+
+class PendingTimers(Body, kw_only=True):
+    pending: list[PendingTimer] = field(default_factory=list)

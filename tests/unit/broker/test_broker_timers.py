@@ -12,13 +12,16 @@ from broker_fakes import STORE_HOST, call_of, settled
 from later_kit import START_MS, Later, SetClock, later
 
 from cosmodrome.broker import timers as module
+from cosmodrome.broker.pending import PendingList
 from cosmodrome.broker.recall import Handle, Recall, make_handle, parse_handle
 from cosmodrome.env.real import MappedSegment
 from cosmodrome.errors import Code, Refused, StoreCorrupt
 from cosmodrome.store.store import Draft
+from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import TopicConfig
-from cosmodrome.wire.commands.produce import RecallMessage
+from cosmodrome.wire.commands.produce import ListPendingTimers, RecallMessage
 from cosmodrome.wire.names import TIMER_TOPIC
+from cosmodrome.wire.report_bodies import PendingTimers
 
 
 @pytest.fixture
@@ -371,3 +374,84 @@ def test_handles_are_upstreams() -> None:
     )
     assert parse_handle(text) == handle
     assert make_handle(handle) == text
+
+
+async def listed(kit: Later, **fields: Any) -> tuple[list[Any], Any]:
+    answer = await PendingList("b0", kit.timers).list_pending(
+        ListPendingTimers(**fields), call_of(code=31001)
+    )
+    return bodies.decode(PendingTimers, answer.body).pending, answer
+
+
+async def test_pending_messages_are_listed_page_by_page(tmp_path: Path, clock: SetClock) -> None:
+    async with later(tmp_path, clock) as kit:
+        for number in range(7):
+            await kit.put(b"x" * number, at(9000 - number * 1000, f"K{number}"), queue=number % 3)
+        await kit.put(b"y", at(5000), topic="U")
+        await kit.until(lambda: kit.timers.waiting == 8)
+        seen: list[Any] = []
+        place: dict[str, Any] = {}
+        pages = 0
+        while True:
+            found, answer = await listed(kit, max_num=3, **place)
+            seen += found
+            pages += 1
+            assert answer.waiting == 8
+            if answer.next_deliver_ms is None:
+                break
+            place = {
+                "after_deliver_ms": answer.next_deliver_ms,
+                "after_queue_offset": answer.next_queue_offset,
+            }
+        assert pages == 3
+        assert [(one.deliver_ms - START_MS) // 1000 for one in seen] == [3, 4, 5, 5, 6, 7, 8, 9]
+        assert [one.msg_id for one in seen if one.topic == "T"] == [
+            f"K{n}" for n in range(6, -1, -1)
+        ]
+        assert parse_handle(seen[0].recall_handle) == Handle("T", "b0", START_MS + 3000, "K6")
+        assert seen[0].queue_id == 0 and seen[-1].queue_id == 0 and seen[1].queue_id == 2
+        assert all(one.size > 90 for one in seen)
+        (other,), answer = await listed(kit, topic="U")
+        assert (other.topic, other.msg_id, other.recall_handle) == ("U", "", "")
+
+
+async def test_a_page_of_a_topic_looks_at_so_many_messages_only(
+    tmp_path: Path, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAGE_LOOKED_MAX", 5)
+    monkeypatch.setattr(module, "RECORDS_PER_TURN", 2)
+    monkeypatch.setattr(module, "KEYS_PER_TURN", 3)
+    async with later(tmp_path, clock) as kit:
+        for number in range(12):
+            await kit.put(b"x", at(1000 + number, f"K{number}"), topic="U" if number == 8 else "T")
+        await kit.until(lambda: kit.timers.waiting == 12)
+        found, answer = await listed(kit, topic="U")
+        assert (found, answer.next_deliver_ms) == ([], START_MS + 1004)
+        found, answer = await listed(
+            kit, topic="U", after_deliver_ms=START_MS + 1004, after_queue_offset=4
+        )
+        assert [one.msg_id for one in found] == ["K8"]
+        found, answer = await listed(
+            kit, topic="U", after_deliver_ms=START_MS + 1009, after_queue_offset=9
+        )
+        assert (found, answer.next_deliver_ms) == ([], None)
+
+
+async def test_a_cancelled_message_is_not_listed(tmp_path: Path, clock: SetClock) -> None:
+    async with later(tmp_path, clock) as kit:
+        await kit.put(b"x", at(5000, "K"))
+        await recall(kit, "K", 5000)
+        await kit.until(lambda: kit.timers.waiting == 2)
+        found, answer = await listed(kit)
+        assert found == [] and answer.next_deliver_ms is None
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_num": 0}, {"max_num": -5}, {"after_queue_offset": 2**48}, {"topic": "a/b"}]
+)
+async def test_a_wrong_question_for_pending_messages_is_refused(
+    tmp_path: Path, clock: SetClock, fields: dict[str, Any]
+) -> None:
+    kit = Later(tmp_path, clock)
+    with pytest.raises(Refused):
+        await listed(kit, **fields)

@@ -113,6 +113,8 @@ from cosmodrome.wire.commands.pop import (
 )
 from cosmodrome.wire.commands.produce import (
     STORED,
+    ListPendingTimers,
+    ListPendingTimersReply,
     PushReplyMessageToClient,
     RecallMessage,
     RecallMessageReply,
@@ -231,6 +233,8 @@ __all__ = [
     "Int64",
     "InvokeBrokerToGetConsumerStatus",
     "InvokeBrokerToResetOffset",
+    "ListPendingTimers",
+    "ListPendingTimersReply",
     "LitePullMessage",
     "LockBatchMq",
     "NotifyConsumerIdsChanged",

@@ -110,6 +110,26 @@ class RecallMessage(Command[RecallMessageReply], kw_only=True):
     recall_handle: str
 
 
+class ListPendingTimersReply(Reply):
+    """How many timed messages wait in all, and where to go on when there are more."""
+
+    waiting: Int64
+    next_deliver_ms: Int64 | None = None
+    next_queue_offset: Int64 | None = None
+
+
+# Ours: upstream has no request for this, and none of its codes is near.
+@command(31001, "LIST_PENDING_TIMERS", served_by=BROKER)
+class ListPendingTimers(Command[ListPendingTimersReply], kw_only=True):
+    """Timed messages that wait, the next due first (ours); answers PendingTimers. Go on with the
+    answer's next… as after…; an answer without them was the last."""
+
+    topic: str | None = None
+    max_num: Int32 = 100
+    after_deliver_ms: Int64 = -1
+    after_queue_offset: Int64 = -1
+
+
 @command(326, "PUSH_REPLY_MESSAGE_TO_CLIENT", served_by=CLIENT)
 class PushReplyMessageToClient(Command[Reply], kw_only=True):
     """Deliver a reply to the producer that asked; the body is the message body."""
