@@ -9,6 +9,10 @@ per line: `sent` (or `failed`) per message; `started`, `message`, `stopped` and,
 `assigned`. A consumer that sees the end of its input shuts its client down, which commits
 offsets, and exits. In the mode `failing:MAX:LEVEL` it processes nothing: each message comes again
 at most MAX times, after the delay of LEVEL (0: the broker chooses).
+
+A mode may carry options, `MODE+NAME+NAME=VALUE`: broadcast; from=first, from=last or
+from=YYYYMMDDhhmmss (where a new group starts; first unless said); instance=NAME; namespace=NAME.
+Not every client has every one; what only one has is said in its driver.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ The interface shared by all drivers is in clients.py.
     consume NAMESRV TOPIC GROUP EXPRESSION push|orderly PROPERTIES   until end of input
 
 The wheel's binding hands out a body as a C string, so a body must not hold a zero byte, and
-properties only by name, so the caller names those it wants to see.
+properties only by name, so the caller names those it wants to see. Of the options of a mode (see
+clients.py) it takes broadcast and instance; where a new group starts cannot be chosen.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import threading
 import time
 from typing import Any
 
-from rocketmq.client import Message, Producer, PushConsumer, SendStatus
+from rocketmq.client import Message, MessageModel, Producer, PushConsumer, SendStatus
 from rocketmq.ffi import _CLogLevel, dll
 
 # The library writes to file descriptor 1 when it starts; results go to a private copy of it.
@@ -106,6 +107,8 @@ def consume(
     namesrv: str, topic: str, group: str, expression: str, mode: str, properties: str
 ) -> None:
     names = [name for name in properties.split(",") if name]
+    mode, *words = mode.split("+")
+    options = dict(word.partition("=")[::2] for word in words)
 
     def received(got: Any) -> None:
         values = {name: got.get_property(name) for name in ("UNIQ_KEY", *names)}
@@ -131,6 +134,10 @@ def consume(
             raise RuntimeError("to be tried again")
 
     consumer = PushConsumer(group, orderly=mode == "orderly")
+    if "broadcast" in options:
+        consumer.set_message_model(MessageModel.BROADCASTING)
+    if "instance" in options:
+        consumer.set_instance_name(options["instance"])
     consumer.set_namesrv_addr(namesrv)
     consumer.set_thread_count(2)
     dll.SetPushConsumerLogLevel(consumer._handle, _CLogLevel.WARN)

@@ -2,6 +2,8 @@
 //
 //	send    NAMESRV TOPIC GROUP sync|async|oneway|batch|orderly      messages on standard input
 //	consume NAMESRV TOPIC GROUP EXPRESSION push|orderly|failing:MAX:LEVEL PROPERTIES   until end of input
+//
+// A mode may carry options, see clients.py; of this client alone: trace.
 package main
 
 import (
@@ -61,12 +63,19 @@ func (s shards) Select(m *primitive.Message, queues []*primitive.MessageQueue, _
 }
 
 func send(resolver primitive.NsResolver, topic, group, mode string) {
+	mode, with := splitMode(mode)
 	selector := shards{of: map[*primitive.Message]int{}}
 	messages := readMessages(topic, selector.of)
 	options := []producer.Option{
 		producer.WithNsResolver(resolver),
 		producer.WithGroupName(group),
 		producer.WithSendMsgTimeout(10 * time.Second),
+	}
+	if name, ok := with["namespace"]; ok {
+		options = append(options, producer.WithNamespace(name))
+	}
+	if _, ok := with["trace"]; ok {
+		options = append(options, producer.WithTrace(traceOf(resolver, group)))
 	}
 	if mode == "orderly" {
 		options = append(options, producer.WithQueueSelector(selector))
@@ -118,6 +127,21 @@ func send(resolver primitive.NsResolver, topic, group, mode string) {
 	check(p.Shutdown())
 }
 
+// splitMode cuts MODE+NAME+NAME=VALUE into the mode and its options.
+func splitMode(text string) (string, map[string]string) {
+	parts := strings.Split(text, "+")
+	with := map[string]string{}
+	for _, part := range parts[1:] {
+		name, value, _ := strings.Cut(part, "=")
+		with[name] = value
+	}
+	return parts[0], with
+}
+
+func traceOf(resolver primitive.NsResolver, group string) *primitive.TraceConfig {
+	return &primitive.TraceConfig{GroupName: group, Access: primitive.Local, Resolver: resolver}
+}
+
 func readMessages(topic string, shardOf map[*primitive.Message]int) []*primitive.Message {
 	var messages []*primitive.Message
 	reader := json.NewDecoder(bufio.NewReader(os.Stdin))
@@ -161,19 +185,42 @@ func sent(index int, result *primitive.SendResult) line {
 }
 
 func consume(resolver primitive.NsResolver, topic, group, expression, mode string) {
+	mode, with := splitMode(mode)
 	retries, level := int32(-1), 0
 	failing := strings.HasPrefix(mode, "failing:")
 	if failing {
 		_, err := fmt.Sscanf(mode, "failing:%d:%d", &retries, &level)
 		check(err)
 	}
-	c, err := rocketmq.NewPushConsumer(
+	options := []consumer.Option{
 		consumer.WithNsResolver(resolver),
 		consumer.WithGroupName(group),
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
 		consumer.WithConsumerOrder(mode == "orderly"),
 		consumer.WithMaxReconsumeTimes(retries),
-	)
+	}
+	for name, value := range with {
+		switch name {
+		case "broadcast":
+			options = append(options, consumer.WithConsumerModel(consumer.BroadCasting))
+		case "from":
+			if value == "last" {
+				options = append(options, consumer.WithConsumeFromWhere(consumer.ConsumeFromLastOffset))
+			} else if value != "first" {
+				options = append(options, consumer.WithConsumeFromWhere(consumer.ConsumeFromTimestamp),
+					consumer.WithConsumeTimestamp(value))
+			}
+		case "instance":
+			options = append(options, consumer.WithInstance(value))
+		case "namespace":
+			options = append(options, consumer.WithNamespace(value))
+		case "trace":
+			options = append(options, consumer.WithTrace(traceOf(resolver, group)))
+		default:
+			fail(fmt.Errorf("unknown option %s", name))
+		}
+	}
+	c, err := rocketmq.NewPushConsumer(options...)
 	check(err)
 	check(c.Subscribe(topic, consumer.MessageSelector{Type: consumer.TAG, Expression: expression},
 		func(ctx context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {

@@ -5,7 +5,8 @@
 //   send    NAMESRV TOPIC GROUP sync|async                    messages on standard input
 //   consume NAMESRV TOPIC GROUP EXPRESSION push PROPERTIES    until end of input
 //
-// The client has no one-way, batch or orderly mode.
+// The client has no one-way, batch or orderly mode. Of the options of a mode (see clients.py) it
+// takes broadcast, from=last, from=first, instance and namespace.
 
 const { Consumer, Message, Producer } = require('ali-ons');
 
@@ -55,9 +56,15 @@ function sent(index, result) {
   });
 }
 
-async function send(mode) {
+function options(mode) {
+  const [ name, ...words ] = mode.split('+');
+  return { name, ...Object.fromEntries(words.map(word => [ ...word.split('='), true ])) };
+}
+
+async function send(given) {
+  const { name: mode, namespace } = options(given);
   const asked = (await input()).split('\n').filter(line => line).map(line => JSON.parse(line));
-  const producer = new Producer({ ...common, producerGroup: group });
+  const producer = new Producer({ ...common, producerGroup: group, ...(namespace && { namespace }) });
   await producer.ready();
   if (mode === 'sync') {
     for (const [ index, one ] of asked.entries()) sent(index, await producer.send(message(one)));
@@ -69,11 +76,15 @@ async function send(mode) {
   await producer.close();
 }
 
-async function consume(expression) {
+async function consume(expression, given) {
+  const { name: mode, broadcast, from, instance, namespace } = options(given);
   const consumer = new Consumer({
     ...common,
     consumerGroup: group,
-    consumeFromWhere: 'CONSUME_FROM_FIRST_OFFSET',
+    consumeFromWhere: from === 'last' ? 'CONSUME_FROM_LAST_OFFSET' : 'CONSUME_FROM_FIRST_OFFSET',
+    isBroadcast: Boolean(broadcast),
+    ...(instance && { instanceName: instance }),
+    ...(namespace && { namespace }),
   });
   consumer.on('error', error => console.error(error));
   consumer.subscribe(topic, expression, async got => {
@@ -93,6 +104,7 @@ async function consume(expression) {
       properties: got.properties,
       body: got.body.toString('base64'),
     });
+    if (mode.startsWith('failing:')) throw new Error('to be tried again');
   });
   await consumer.ready();
   write({ event: 'started' });
@@ -103,7 +115,7 @@ async function consume(expression) {
 
 async function main() {
   if (verb === 'send') await send(rest[0]);
-  else if (verb === 'consume') await consume(rest[0]);
+  else if (verb === 'consume') await consume(rest[0], rest[1]);
   else throw new Error(`unknown verb ${verb}`);
   process.exit(0);
 }

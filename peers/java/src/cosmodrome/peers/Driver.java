@@ -23,6 +23,8 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.exception.MQBrokerException;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
@@ -47,12 +49,16 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * request   NAMESRV TOPIC GROUP           messages on standard input, waits for a reply to each
  * pull      NAMESRV TOPIC GROUP EXPRESSION    every queue from its first to its last message
  * litepull  NAMESRV TOPIC GROUP EXPRESSION    until end of input
+ * pulls     NAMESRV TOPIC GROUP            steps on standard input, see Pulls
+ * lite      NAMESRV TOPIC GROUP assign|subscribe    the same
  * query-key NAMESRV TOPIC KEY
  * query-id  NAMESRV TOPIC ID
  * </pre>
  *
  * A message to transact has the property outcome: commit, rollback, or the same behind later:, which
  * is what its producer says only when it is asked; SECONDS bounds the wait for that.
+ *
+ * A mode of send and consume may carry options, see Options.
  *
  * EXPRESSION names tags, or is an SQL92 condition behind the word <code>sql:</code>.
  */
@@ -83,6 +89,8 @@ public final class Driver {
             case "consume": consume(namesrv, topic, words[3], words[4], words[5]); break;
             case "pull": pull(namesrv, topic, words[3], words[4]); break;
             case "litepull": litePull(namesrv, topic, words[3], words[4]); break;
+            case "pulls": Pulls.pull(namesrv, topic, words[3]); break;
+            case "lite": Pulls.litePull(namesrv, topic, words[3], words[4]); break;
             case "query-key": query(namesrv, topic, words[3], true); break;
             case "query-id": query(namesrv, topic, words[3], false); break;
             default: throw new IllegalArgumentException("unknown verb " + words[0]);
@@ -90,7 +98,9 @@ public final class Driver {
     }
 
     private static void send(String namesrv, String topic, String group, String mode) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer(group);
+        Options options = Options.of(mode);
+        mode = options.mode;
+        DefaultMQProducer producer = options.producer(group);
         producer.setNamesrvAddr(namesrv);
         producer.setSendMsgTimeout(10_000);
         producer.start();
@@ -101,6 +111,11 @@ public final class Driver {
         List<Message> messages = new ArrayList<>();
         for (JSONObject one : asked) {
             messages.add(message(topic, one));
+        }
+        if (options.has("report")) {
+            sendAndReport(producer, messages, mode);
+            producer.shutdown();
+            return;
         }
         if (mode.equals("batch")) {
             SendResult result = producer.send(messages);
@@ -120,6 +135,7 @@ public final class Driver {
             switch (mode) {
                 case "sync":
                     print(sent(index, producer.send(message)));
+                    Thread.sleep(options.number("pace", 0));
                     break;
                 case "orderly":
                     print(sent(index, producer.send(message,
@@ -155,6 +171,25 @@ public final class Driver {
             answered.await();
         }
         producer.shutdown();
+    }
+
+    /** Prints what became of each message, or of the batch, instead of ending at the first failure. */
+    private static void sendAndReport(DefaultMQProducer producer, List<Message> messages, String mode) {
+        int count = mode.equals("batch") ? 1 : messages.size();
+        for (int i = 0; i < count; i++) {
+            try {
+                print(sent(i, mode.equals("batch") ? producer.send(messages) : producer.send(messages.get(i))));
+            } catch (Exception error) {
+                JSONObject failed = event("failed");
+                failed.put("index", i);
+                failed.put("code", error instanceof MQBrokerException
+                    ? ((MQBrokerException) error).getResponseCode() : null);
+                failed.put("client_code", error instanceof MQClientException
+                    ? ((MQClientException) error).getResponseCode() : null);
+                failed.put("error", String.valueOf(error));
+                print(failed);
+            }
+        }
     }
 
     private static void transact(String namesrv, String topic, String group, int seconds) throws Exception {
@@ -198,7 +233,7 @@ public final class Driver {
         producer.shutdown();
     }
 
-    private static LocalTransactionState state(String outcome) {
+    static LocalTransactionState state(String outcome) {
         switch (outcome) {
             case "commit": return LocalTransactionState.COMMIT_MESSAGE;
             case "rollback": return LocalTransactionState.ROLLBACK_MESSAGE;
@@ -241,9 +276,10 @@ public final class Driver {
 
     private static void consume(
         String namesrv, String topic, String group, String expression, String mode) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        Options options = Options.of(mode);
+        mode = options.mode;
+        DefaultMQPushConsumer consumer = options.consumer(group);
         consumer.setNamesrvAddr(namesrv);
-        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeThreadMin(4);
         consumer.setConsumeThreadMax(4);
         consumer.subscribe(topic, selector(expression));
@@ -374,7 +410,7 @@ public final class Driver {
         producer.shutdown();
     }
 
-    private static Message message(String topic, JSONObject asked) {
+    static Message message(String topic, JSONObject asked) {
         Message message = new Message(topic, Base64.getDecoder().decode(asked.getString("body")));
         if (asked.getString("tags") != null) {
             message.setTags(asked.getString("tags"));
@@ -394,7 +430,7 @@ public final class Driver {
         return message;
     }
 
-    private static JSONObject sent(int index, SendResult result) {
+    static JSONObject sent(int index, SendResult result) {
         return sent(index, result, result.getMsgId(), result.getOffsetMsgId(), result.getQueueOffset());
     }
 
@@ -410,7 +446,7 @@ public final class Driver {
         return line;
     }
 
-    private static void received(MessageExt message) {
+    static void received(MessageExt message) {
         JSONObject line = event("message");
         line.put("at_ms", System.currentTimeMillis());
         line.put("msg_id", message.getMsgId());
@@ -431,20 +467,20 @@ public final class Driver {
         print(line);
     }
 
-    private static JSONObject event(String name) {
+    static JSONObject event(String name) {
         JSONObject line = new JSONObject();
         line.put("event", name);
         return line;
     }
 
-    private static synchronized void print(JSONObject line) {
+    static synchronized void print(JSONObject line) {
         OUT.println(JSON.toJSONString(line, SerializerFeature.DisableCircularReferenceDetect,
             SerializerFeature.WriteMapNullValue));
     }
 
     private static BufferedReader input;
 
-    private static BufferedReader input() {
+    static BufferedReader input() {
         if (input == null) {
             input = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         }
