@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
+from collections.abc import Callable
 from typing import Any
 
 from cosmodrome.errors import TimedOut, Unreachable
 from cosmodrome.transport.connection import Limits, SocketConnection
 from cosmodrome.transport.router import LogLimit, Router
+from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.table import CLIENT, Command, R
 
 log = logging.getLogger(__name__)
@@ -36,10 +39,14 @@ class Channel:
         in_flight_max: int = 1024,
         idle_s: float = 120.0,
         router: Router | None = None,
+        tls: ssl.SSLContext | None = None,
+        prepare: Callable[[Frame], None] | None = None,
     ) -> None:
         self.host = host
         self.port = port
         self.log_limit = LogLimit()
+        self._tls = tls
+        self._prepare = prepare
         self._connect_timeout_ms = connect_timeout_ms
         self._router = router or Router(CLIENT, (), partial=True)
         self._limits = Limits(idle_s=idle_s, calls_max=in_flight_max)
@@ -134,9 +141,12 @@ class Channel:
         try:
             async with asyncio.timeout(self._connect_timeout_ms / 1000):
                 _, connection = await loop.create_connection(
-                    lambda: SocketConnection(self._router, self, self._limits, buffer),
+                    lambda: SocketConnection(
+                        self._router, self, self._limits, buffer, prepare=self._prepare
+                    ),
                     self.host,
                     self.port,
+                    ssl=self._tls,
                 )
         except TimeoutError:
             self._back_off()
@@ -144,6 +154,12 @@ class Channel:
                 f"{self._said()} did not accept a connection within {self._connect_timeout_ms} ms;"
                 " check that it runs and that no firewall is between"
             ) from None
+        except ssl.SSLError as error:
+            self._back_off()
+            raise Unreachable(
+                f"no TLS with {self._said()}: {error.reason or error};"
+                " check that it expects TLS on this port and who signed its certificate"
+            ) from error
         except OSError as error:
             self._back_off()
             raise Unreachable(

@@ -66,14 +66,22 @@ class Owner(Protocol):
 class SocketConnection(asyncio.BufferedProtocol):
     """Implements `wire.table.Connection` over a stream transport."""
 
-    def __init__(self, router: Router, owner: Owner, limits: Limits, buffer: memoryview) -> None:
+    def __init__(
+        self,
+        router: Router,
+        owner: Owner,
+        limits: Limits,
+        buffer: memoryview,
+        *,
+        prepare: Callable[[Frame], None] | None = None,
+    ) -> None:
         """`buffer` may be shared: a read fills it and it is emptied before the next one."""
         self._router = router
         self._owner = owner
         self._limits = limits
         self._buffer = buffer
         self._loop = asyncio.get_running_loop()
-        self._session = Session(waiters_max=limits.calls_max)
+        self._session = Session(waiters_max=limits.calls_max, prepare=prepare)
         self._transport: asyncio.Transport | None = None
         self._peer: tuple[str, int] = ("?", 0)
         self._on_close: list[Callable[[], None]] = []

@@ -54,8 +54,11 @@ class Session:
         serialize: int = SERIALIZE_JSON,
         waiters_max: int = WAITERS_MAX,
         frame_bytes_max: int = FRAME_BYTES_MAX,
+        prepare: Callable[[Frame], None] | None = None,
     ) -> None:
+        """`prepare` sees every request of ours last, to sign it or to add header fields."""
         self._serialize = serialize
+        self._prepare = prepare
         self._waiters_max = waiters_max
         self._splitter = FrameSplitter(frame_bytes_max)
         self._waiters: dict[int, Waiter] = {}
@@ -153,9 +156,10 @@ class Session:
     def _encode(self, command: Command[Any], opaque: int, flag: int) -> bytes:
         code = command.request_code
         serialize = self._serialize if code <= _BINARY_CODE_MAX else SERIALIZE_JSON
-        return encode(
-            Frame(code, opaque, flag, encode_row(command), command.body, serialize=serialize)
-        )
+        frame = Frame(code, opaque, flag, encode_row(command), command.body, serialize=serialize)
+        if self._prepare is not None:
+            self._prepare(frame)
+        return encode(frame)
 
     def _next_opaque(self) -> int:
         # Compat: the Node client replaces opaque 0 by one of its own, so 0 is never used.
