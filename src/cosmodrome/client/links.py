@@ -1,0 +1,77 @@
+"""Connections to brokers and name servers by address, each made when it is first needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+from cosmodrome.client.options import ClientOptions, split_address
+from cosmodrome.client.signing import sign
+from cosmodrome.errors import Unreachable
+from cosmodrome.transport.channel import Channel
+from cosmodrome.transport.ports import VIP_OFFSET
+from cosmodrome.transport.router import Router
+from cosmodrome.wire.frame import Frame
+from cosmodrome.wire.table import Command, R
+
+
+class Links:
+    """Calls peers; requests are signed and shown to the hooks on their way out."""
+
+    def __init__(self, options: ClientOptions, router: Router) -> None:
+        self._options = options
+        self._router = router
+        self._channels: dict[str, Channel] = {}
+        self._closed = False
+
+    async def call(self, address: str, command: Command[R], timeout_ms: int | None = None) -> R:
+        """Ask one peer. Unreachable, TimedOut or Refused when there is no good answer."""
+        return await self.channel(address).call(
+            command, self._options.call_timeout_ms if timeout_ms is None else timeout_ms
+        )
+
+    async def notify(self, address: str, command: Command[Any]) -> None:
+        """Send a one-way request, connecting first if need be; Unreachable when that fails."""
+        await self.channel(address).notify(command, self._options.connect_timeout_ms)
+
+    def channel(self, address: str) -> Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            if self._closed:
+                raise Unreachable(f"the client is closed; nothing is sent to {address} any more")
+            host, port = split_address(address)
+            channel = Channel(
+                host,
+                port,
+                connect_timeout_ms=self._options.connect_timeout_ms,
+                in_flight_max=self._options.in_flight_max,
+                router=self._router,
+                tls=self._options.tls,
+                prepare=lambda frame: self._prepare(address, frame),
+            )
+            self._channels[address] = channel
+        return channel
+
+    def broker_address(self, advertised: str) -> str:
+        """Where to call a broker that advertises this address."""
+        if not self._options.vip_channel:
+            return advertised
+        host, port = split_address(advertised)
+        said = f"[{host}]" if ":" in host else host
+        return f"{said}:{port + VIP_OFFSET}"
+
+    async def drop_others(self, keep: Collection[str]) -> None:
+        """Close the connections to peers that are not needed any more."""
+        gone = [self._channels.pop(address) for address in set(self._channels) - set(keep)]
+        await asyncio.gather(*(channel.close() for channel in gone))
+
+    async def close(self) -> None:
+        self._closed = True
+        await self.drop_others(())
+
+    def _prepare(self, address: str, frame: Frame) -> None:
+        for hook in self._options.rpc_hooks:
+            hook.before_request(address, frame)
+        if self._options.credentials is not None:
+            sign(frame, self._options.credentials)

@@ -1,0 +1,248 @@
+"""Which brokers and queues a topic has, as the name servers say; asked again every 30 s.
+
+A route that is known stays in use while no name server answers. Invariant: the queue lists of a
+`Route` are sorted the same way in every client of a group, because shares are computed from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from typing import Any
+
+from cosmodrome.client.links import Links
+from cosmodrome.client.options import ClientOptions
+from cosmodrome.client.values import MessageQueue, NoRoute
+from cosmodrome.env.signal import Signal
+from cosmodrome.errors import Code, Refused, TimedOut, Unreachable
+from cosmodrome.wire import bodies
+from cosmodrome.wire.bodies import PERM_READ, PERM_WRITE, TopicRouteData
+from cosmodrome.wire.commands.route import GetRouteinfoByTopic
+from cosmodrome.wire.names import AUTO_CREATE_TOPIC
+from cosmodrome.wire.table import Command, R
+
+log = logging.getLogger(__name__)
+
+MASTER = 0
+DEFAULT_QUEUES = 4  # of a topic that its first message creates
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Route:
+    topic: str
+    write_queues: tuple[MessageQueue, ...]  # on brokers that have a master
+    read_queues: tuple[MessageQueue, ...]
+    addresses: dict[str, dict[int, str]]  # by broker name and broker id
+    data: TopicRouteData
+    borrowed: bool = False  # the topic does not exist yet: queues of the template topic
+
+
+class Routes:
+    """Routes of the topics that were asked for. `changed` fires with the topic's name."""
+
+    def __init__(
+        self, name_servers: tuple[tuple[str, int], ...], links: Links, options: ClientOptions
+    ) -> None:
+        self.changed: Signal[str] = Signal()
+        self._name_servers = [
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in name_servers
+        ]
+        self._links = links
+        self._options = options
+        self._known: dict[str, Route] = {}
+        self._asking: dict[str, asyncio.Task[Route]] = {}
+        self._addresses: dict[str, dict[int, str]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def name_servers(self) -> list[str]:
+        """The one that answered last comes first."""
+        return list(self._name_servers)
+
+    async def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._refresh_forever())
+
+    async def stop(self) -> None:
+        tasks = [task for task in (self._task, *self._asking.values()) if task is not None]
+        self._task = None
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def ask(self, command: Command[R], timeout_ms: int | None = None) -> R:
+        """Ask the name servers in turn until one answers; Refused is an answer too."""
+        failures = []
+        for address in list(self._name_servers):
+            try:
+                answer = await self._links.call(address, command, timeout_ms)
+            except (Unreachable, TimedOut) as error:
+                failures.append(str(error))
+                # The next one is asked first from now on, here and by everybody else.
+                if self._name_servers[0] == address:
+                    self._name_servers.append(self._name_servers.pop(0))
+                continue
+            return answer
+        raise Unreachable(f"no name server answers: {'; '.join(failures)}")
+
+    # --- routes --------------------------------------------------------------------------------
+
+    def known(self, topic: str) -> Route | None:
+        return self._known.get(topic)
+
+    async def get(self, topic: str, *, fresh: bool = False) -> Route:
+        """The route of a topic that exists; NoRoute otherwise."""
+        route = self._known.get(topic)
+        if route is not None and not route.borrowed and not fresh:
+            return route
+        return await self._shared_ask(topic)
+
+    async def for_sending(self, topic: str) -> Route:
+        """The same, or for an unknown topic the queues on which its first message creates it."""
+        route = self._known.get(topic)
+        if route is not None and route.write_queues:
+            return route
+        try:
+            return await self._shared_ask(topic)
+        except NoRoute as missing:
+            try:
+                template = (await self._ask_name_server(AUTO_CREATE_TOPIC)).data
+            except NoRoute:
+                raise missing from None
+        route = _route(topic, _limited(template), borrowed=True)
+        self._learn(route)
+        return route
+
+    def address(self, broker_name: str, broker_id: int = MASTER) -> str | None:
+        """Where a broker is called. Another of its replicas if that one is not there and it is
+        not the master that is wanted."""
+        replicas = self._addresses.get(broker_name, {})
+        found = replicas.get(broker_id)
+        if found is None and broker_id != MASTER:
+            found = replicas.get(broker_id + 1) or next(iter(replicas.values()), None)
+        return None if found is None else self._links.broker_address(found)
+
+    def brokers(self) -> dict[str, dict[int, str]]:
+        """Every broker of every known route: name → id → address as it is called."""
+        return {
+            name: {number: self._links.broker_address(address) for number, address in ids.items()}
+            for name, ids in self._addresses.items()
+        }
+
+    def forget(self, topic: str) -> None:
+        """Ask no more about a topic."""
+        if self._known.pop(topic, None) is not None:
+            self._collect_addresses()
+
+    # --- asking --------------------------------------------------------------------------------
+
+    async def _shared_ask(self, topic: str) -> Route:
+        task = self._asking.get(topic)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._ask_and_learn(topic))
+            self._asking[topic] = task
+            task.add_done_callback(lambda done: self._asked(topic, done))
+        return await asyncio.shield(task)
+
+    def _asked(self, topic: str, task: asyncio.Task[Route]) -> None:
+        self._asking.pop(topic, None)
+        if not task.cancelled():
+            task.exception()  # whoever waited may have been cancelled
+
+    async def _ask_and_learn(self, topic: str) -> Route:
+        route = await self._ask_name_server(topic)
+        self._learn(route)
+        return route
+
+    async def _ask_name_server(self, topic: str) -> Route:
+        try:
+            reply = await self.ask(GetRouteinfoByTopic(topic=topic))
+        except Refused as refusal:
+            if refusal.code != Code.TOPIC_NOT_EXIST:
+                raise
+            raise NoRoute(
+                f"no broker has topic {topic}; check its name, create it, or allow brokers to"
+                f" create topics (autoCreateTopicEnable); asked {self._name_servers[0]}"
+            ) from None
+        return _route(topic, bodies.decode(TopicRouteData, reply.body))
+
+    def _learn(self, route: Route) -> None:
+        before = self._known.get(route.topic)
+        self._known[route.topic] = route
+        if before is not None and before.data == route.data and before.borrowed == route.borrowed:
+            return
+        self._collect_addresses()
+        self.changed.fire(route.topic)
+
+    def _collect_addresses(self) -> None:
+        collected: dict[str, dict[int, str]] = {}
+        for route in self._known.values():
+            for name, replicas in route.addresses.items():
+                collected.setdefault(name, {}).update(replicas)
+        self._addresses = collected
+
+    async def _refresh_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.route_refresh_ms / 1000)
+            for topic in list(self._known):
+                await self._refresh(topic)
+
+    async def _refresh(self, topic: str) -> None:
+        try:
+            await self._shared_ask(topic)
+        except NoRoute:
+            # Kept: a broker that restarts is gone for a moment, and its consumers go on.
+            log.debug("route not found: topic=%s", topic)
+        except (Unreachable, TimedOut, Refused) as error:
+            log.warning("routes are not refreshed: topic=%s reason=%s", topic, error)
+
+
+def _route(topic: str, data: TopicRouteData, *, borrowed: bool = False) -> Route:
+    addresses = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
+    rows = sorted(data.queue_datas, key=lambda row: row.broker_name)
+    ordered = data.order_topic_conf
+    if isinstance(ordered, str) and ordered:
+        # An ordered topic says itself on which brokers it has how many queues.
+        counts = [part.rpartition(":") for part in ordered.split(";") if part]
+        writable = [(name, int(count)) for name, _, count in counts if count.isdigit()]
+    else:
+        writable = [
+            (row.broker_name, row.write_queue_nums)
+            for row in rows
+            if row.perm & PERM_WRITE and MASTER in addresses.get(row.broker_name, {})
+        ]
+    readable = [(row.broker_name, row.read_queue_nums) for row in rows if row.perm & PERM_READ]
+    return Route(
+        topic, _queues(topic, writable), _queues(topic, readable), addresses, data, borrowed
+    )
+
+
+def _queues(topic: str, counts: list[tuple[str, int]]) -> tuple[MessageQueue, ...]:
+    return tuple(
+        MessageQueue(topic=topic, broker_name=name, queue_id=number)
+        for name, count in counts
+        for number in range(count)
+    )
+
+
+def _limited(template: TopicRouteData) -> TopicRouteData:
+    """The template topic may have more queues than a topic gets that its first message makes."""
+    rows: list[Any] = []
+    for row in template.queue_datas:
+        count = min(DEFAULT_QUEUES, row.read_queue_nums)
+        rows.append(
+            bodies.QueueData(
+                broker_name=row.broker_name,
+                perm=row.perm,
+                read_queue_nums=count,
+                write_queue_nums=count,
+                topic_sys_flag=row.topic_sys_flag,
+            )
+        )
+    return TopicRouteData(
+        broker_datas=template.broker_datas,
+        filter_server_table=template.filter_server_table,
+        queue_datas=rows,
+    )

@@ -1,0 +1,201 @@
+"""What passes between a user and the client: messages, queues, results of sends."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from cosmodrome.errors import CosmodromeError
+from cosmodrome.wire import message as names
+from cosmodrome.wire.bodies import MessageQueue as MessageQueue
+from cosmodrome.wire.message import parse_properties, unpack_host
+from cosmodrome.wire.record import Record
+
+
+class NoRoute(CosmodromeError):
+    """No name server knows brokers for a topic."""
+
+
+class Message:
+    """A message to be sent. The body is bytes; text is encoded as UTF-8.
+
+    `delay_level` counts from 1 (the broker's table of levels); `delay_ms` and `deliver_at_ms`
+    ask for an exact time instead. `queue_key` sends all messages with the same key to the same
+    queue, in order.
+    """
+
+    __slots__ = (
+        *("topic", "body", "tags", "keys", "properties", "flag", "delay_level", "delay_ms"),
+        *("deliver_at_ms", "queue_key", "wait_store"),
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        flag: int = 0,
+        delay_level: int = 0,
+        delay_ms: int | None = None,
+        deliver_at_ms: int | None = None,
+        queue_key: str | None = None,
+        wait_store: bool = True,
+    ) -> None:
+        self.topic = topic
+        self.body = body.encode() if isinstance(body, str) else bytes(body)
+        self.tags = tags
+        self.keys = (keys,) if isinstance(keys, str) else tuple(keys)
+        self.properties = dict(properties) if properties else {}
+        self.flag = flag
+        self.delay_level = delay_level
+        self.delay_ms = delay_ms
+        self.deliver_at_ms = deliver_at_ms
+        self.queue_key = queue_key
+        self.wait_store = wait_store
+
+    def __repr__(self) -> str:
+        return f"Message(topic={self.topic!r}, {len(self.body)} bytes, tags={self.tags!r})"
+
+
+class SendStatus(enum.Enum):
+    """All of these mean "stored"; the later three say that a further promise was not kept."""
+
+    OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    FLUSH_SLAVE_TIMEOUT = 12
+    SLAVE_NOT_AVAILABLE = 11
+
+
+@dataclasses.dataclass(slots=True)
+class SendResult:
+    """Where a message was stored. `msg_id` is the client's unique id, as tools show it."""
+
+    status: SendStatus
+    msg_id: str
+    queue: MessageQueue
+    queue_offset: int
+    offset_msg_id: str = ""
+    transaction_id: str | None = None
+    recall_handle: str | None = None  # cancels a timed message
+    region: str | None = None
+
+
+class ReceivedMessage:
+    """A message as it was stored. Properties are parsed when they are first asked for.
+
+    From an iterating consumer it also carries the two ways to be done with it: `ack` and
+    `retry`; elsewhere they do nothing.
+    """
+
+    __slots__ = (
+        *("_properties", "_settle", "body", "broker_name", "record", "topic"),
+        *("max_offset", "min_offset"),
+    )
+
+    def __init__(
+        self,
+        record: Record,
+        broker_name: str,
+        *,
+        topic: str | None = None,
+        body: bytes | None = None,
+        min_offset: int = -1,
+        max_offset: int = -1,
+    ) -> None:
+        self.record = record
+        self.broker_name = broker_name
+        self.topic = record.topic if topic is None else topic
+        self.body = record.body if body is None else body
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+        self._properties: dict[str, str] | None = None
+        self._settle: Callable[[ReceivedMessage, int | None], Any] | None = None
+
+    @property
+    def properties(self) -> dict[str, str]:
+        if self._properties is None:
+            self._properties = parse_properties(self.record.properties)
+        return self._properties
+
+    @property
+    def tags(self) -> str | None:
+        return self.properties.get(names.TAGS)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self.properties.get(names.KEYS, "").split())
+
+    @property
+    def msg_id(self) -> str:
+        """The sender's unique id, or where the message is stored if it has none."""
+        return self.properties.get(names.UNIQ_KEY) or self.record.message_id
+
+    @property
+    def offset_msg_id(self) -> str:
+        return self.record.message_id
+
+    @property
+    def queue_id(self) -> int:
+        return self.record.queue_id
+
+    @property
+    def queue_offset(self) -> int:
+        return self.record.queue_offset
+
+    @property
+    def queue(self) -> MessageQueue:
+        """The queue it was read from: the retry topic's for a message that came again."""
+        return MessageQueue(
+            topic=self.record.topic, broker_name=self.broker_name, queue_id=self.record.queue_id
+        )
+
+    @property
+    def born_ms(self) -> int:
+        return self.record.born_ms
+
+    @property
+    def store_ms(self) -> int:
+        return self.record.store_ms
+
+    @property
+    def born_host(self) -> str:
+        return _host_said(self.record.born_host)
+
+    @property
+    def store_host(self) -> str:
+        return _host_said(self.record.store_host)
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often it came back before this time."""
+        return self.record.reconsume_times
+
+    @property
+    def transaction_id(self) -> str | None:
+        return self.properties.get("__transactionId__") or self.properties.get(names.UNIQ_KEY)
+
+    async def ack(self) -> None:
+        """Done: progress moves past it as soon as all before it are done too."""
+        if self._settle is not None:
+            await self._settle(self, None)
+
+    async def retry(self, delay_level: int = 0) -> None:
+        """Not done: it comes again after the delay of a level (0: longer with every attempt)."""
+        if self._settle is not None:
+            await self._settle(self, delay_level)
+
+    def __repr__(self) -> str:
+        return (
+            f"ReceivedMessage(topic={self.topic!r}, queue={self.broker_name}:{self.queue_id},"
+            f" offset={self.queue_offset}, {len(self.body)} bytes)"
+        )
+
+
+def _host_said(host: bytes) -> str:
+    ip, port = unpack_host(host)
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
