@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cosmodrome.layout import INDEX_KEY
+from cosmodrome.layout import INDEX_KEY, QUEUE_ENTRY, QUEUE_FILLER_SIZE
 from cosmodrome.speed import pure
 
 try:
@@ -349,13 +349,69 @@ def test_chain(
     packed = b"".join(INDEX_KEY.pack(*key) for key in keys)
     tables = [bytearray(b"\0\0\0\x02" * slots), bytearray(b"\0\0\0\x02" * slots)]
     outs = [bytearray(b"x"), bytearray(b"x")]
+    marks = [bytearray(2), bytearray(2)]
     results = [
-        twin.chain(table, packed, count, begin_ms, limit, out)
-        for twin, table, out in zip((pure, native), tables, outs, strict=True)
+        twin.chain(table, packed, count, begin_ms, limit, out, pages)
+        for twin, table, out, pages in zip((pure, native), tables, outs, marks, strict=True)
     ]
     assert results[0] == results[1]
-    assert outs[0] == outs[1] and tables[0] == tables[1]
+    assert outs[0] == outs[1] and tables[0] == tables[1] and marks[0] == marks[1]
+    assert marks[1][0] == (results[1][0] > 0)
+    assert same("chain", bytearray(9000), packed, 1, 0, 9, bytearray(), bytearray(2))[0] == "error"
     assert same("chain", bytearray(3), packed, 1, 0, 9, bytearray())[0] == "error"
+
+
+SELECTED = st.tuples(
+    st.integers(0, 12),  # record
+    st.sampled_from(["good", "size", "offset", "filler", "far", "code", "minus"]),
+    st.sampled_from([0, 7, -1, 1 << 31]),
+)
+
+
+@often
+@given(
+    st.lists(SELECTED, max_size=14),
+    st.integers(0, 3),
+    st.sampled_from([None, frozenset(), frozenset({7, 0xFFFFFFFF})]),
+    st.tuples(*[st.integers(0, 6), st.integers(0, 700)] * 2, st.integers(0, 1400)),
+    st.integers(0, 1300),
+    st.integers(0, 1300),
+    st.sampled_from([-1, 3, 4]),
+    st.integers(0, 3),
+)
+def test_select(
+    wanted: list[tuple[int, str, int]],
+    index: int,
+    codes: frozenset[int] | None,
+    limits: tuple[int, int, int, int, int],
+    low: int,
+    high: int,
+    queue_id: int,
+    count: int,
+) -> None:
+    base, log = 100, bytearray()
+    places = []
+    for number in range(13):
+        at = base + len(log)
+        size = pure.encode_record(
+            *(log, at, 5 + number, 1, b"T", 3, 0, 0, 1, V4, V4, 0, 0, b"b" * number, b"")
+        )
+        places.append((at, size))
+    entries = bytearray()
+    for number, kind, code in wanted:
+        at, size = places[number]
+        entries += QUEUE_ENTRY.pack(
+            0 if kind == "filler" else -at if kind == "minus" else at + 9999 * (kind == "far"),
+            QUEUE_FILLER_SIZE if kind == "filler" else size + (kind == "size"),
+            code,
+        )
+    view = memoryview(log)
+    index = min(index, len(wanted))
+    for within in ((low, high), (base, base + len(log))):
+        same(
+            *("select", bytes(entries), index, view, base, *within, queue_id, 5, codes),
+            *(count, 10 * count, limits),
+        )
 
 
 @pytest.mark.parametrize("size", [*range(200), 1023, 1024, 65_537])

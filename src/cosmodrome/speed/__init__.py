@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from cosmodrome.speed.pure import (
     LANGUAGES,
     SCHEDULE_TOPIC,
+    SLOT_PAGE_BYTES,
     WALK_BLANK,
     WALK_CORRUPT,
     WALK_EMPTY,
     WALK_MORE,
     Entry,
     Header,
+    Limits,
     Run,
 )
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
         gather,
         java_hash,
         key_hash,
+        select,
         walk,
     )
 
@@ -54,18 +57,21 @@ else:
     gather = _chosen.gather
     java_hash = _chosen.java_hash
     key_hash = _chosen.key_hash
+    select = _chosen.select
     walk = _chosen.walk
 
 __all__ = [
     "FLAVOUR",
     "LANGUAGES",
     "SCHEDULE_TOPIC",
+    "SLOT_PAGE_BYTES",
     "WALK_BLANK",
     "WALK_CORRUPT",
     "WALK_EMPTY",
     "WALK_MORE",
     "Entry",
     "Header",
+    "Limits",
     "Run",
     "chain",
     "decode_header",
@@ -74,5 +80,6 @@ __all__ = [
     "gather",
     "java_hash",
     "key_hash",
+    "select",
     "walk",
 ]

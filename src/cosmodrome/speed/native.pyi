@@ -1,4 +1,4 @@
-from cosmodrome.speed.pure import Entry, Header, Run
+from cosmodrome.speed.pure import Entry, Header, Limits, Run
 
 WALK_MORE: int
 WALK_BLANK: int
@@ -54,5 +54,25 @@ def gather(
     whole_ms: int = 0,
 ) -> tuple[list[Run], bytes, list[Entry], int, int, int, int]: ...
 def chain(
-    slots: bytearray, keys: bytes, count: int, begin_ms: int, limit: int, out: bytearray
+    slots: bytearray,
+    keys: bytes,
+    count: int,
+    begin_ms: int,
+    limit: int,
+    out: bytearray,
+    pages: bytearray | None = None,
 ) -> tuple[int, int]: ...
+def select(
+    entries: bytes,
+    index: int,
+    view: memoryview,
+    base: int,
+    low: int,
+    high: int,
+    queue_id: int,
+    queue_offset: int,
+    codes: frozenset[int] | None,
+    count: int,
+    taken_bytes: int,
+    limits: Limits,
+) -> tuple[int, bytes, int, int, int, bool]: ...

@@ -152,11 +152,13 @@ cdef Py_ssize_t MIDDLE_BYTES = layout.RECORD_MIDDLE.size
 cdef Py_ssize_t RECORD_BYTES_MIN = layout.RECORD_BYTES_MIN
 cdef Py_ssize_t SECTOR_BYTES = layout.SECTOR_BYTES
 cdef Py_ssize_t QUEUE_ENTRY_BYTES = layout.QUEUE_ENTRY_BYTES
+cdef int32_t QUEUE_FILLER_SIZE = layout.QUEUE_FILLER_SIZE
 cdef Py_ssize_t INDEX_ENTRY_BYTES = layout.INDEX_ENTRY.size
 cdef Py_ssize_t INDEX_KEY_BYTES = layout.INDEX_KEY.size
 cdef Py_ssize_t TOPIC_BYTES_MAX = layout.TOPIC_BYTES_MAX
 cdef Py_ssize_t PROPERTIES_BYTES_MAX = layout.PROPERTIES_BYTES_MAX
 cdef Py_ssize_t BINARY_HEADER_BYTES = layout.BINARY_HEADER.size
+cdef Py_ssize_t SLOT_PAGE_BYTES = pure.SLOT_PAGE_BYTES
 
 WALK_MORE = pure.WALK_MORE
 WALK_BLANK = pure.WALK_BLANK
@@ -1314,9 +1316,11 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
 
 def chain(
     bytearray slots not None, bytes keys not None, int64_t count, int64_t begin_ms, int64_t limit,
-    bytearray out not None,
+    bytearray out not None, bytearray pages=None,
 ):
     cdef int64_t slot_count = PyByteArray_GET_SIZE(slots) // 4
+    cdef int64_t place
+    cdef uint8_t *marks = NULL
     cdef Py_ssize_t key_count = PyBytes_GET_SIZE(keys) // INDEX_KEY_BYTES
     cdef Py_ssize_t taken = 0
     cdef Py_ssize_t fresh = 0
@@ -1330,6 +1334,10 @@ def chain(
     cdef uint64_t seconds
     if slot_count == 0:
         raise ValueError("an index file without slots")
+    if pages is not None:
+        if PyByteArray_GET_SIZE(pages) * SLOT_PAGE_BYTES < PyByteArray_GET_SIZE(slots):
+            raise ValueError(f"{len(pages)} page marks for a table of {len(slots)} bytes")
+        marks = <uint8_t *>PyByteArray_AS_STRING(pages)
     if key_count > limit - count:
         key_count = limit - count if limit > count else 0
     before = PyByteArray_GET_SIZE(out)
@@ -1339,7 +1347,8 @@ def chain(
     while taken < key_count:
         hashed = _i32(key)
         store_ms = _i64(key + 12)
-        slot = table + 4 * ((hashed % slot_count + slot_count) % slot_count)
+        place = 4 * ((hashed % slot_count + slot_count) % slot_count)
+        slot = table + place
         previous = _i32(slot)
         if not 0 < previous < count:
             previous = 0
@@ -1354,7 +1363,105 @@ def chain(
         to = _put32(to, <uint32_t>seconds)
         to = _put32(to, <uint32_t>previous)
         _put32(slot, <uint32_t>count)
+        if marks != NULL:
+            marks[place // SLOT_PAGE_BYTES] = 1
         count += 1
         taken += 1
         key += INDEX_KEY_BYTES
     return taken, fresh
+
+
+# --- reading -------------------------------------------------------------------------------
+
+
+cdef struct Span:
+    Py_ssize_t at
+    Py_ssize_t size
+
+
+def select(
+    bytes entries not None, Py_ssize_t index, view, int64_t base, int64_t low, int64_t high,
+    int32_t queue_id, int64_t queue_offset, codes, int64_t count, int64_t taken_bytes,
+    tuple limits not None,
+):
+    cdef int64_t count_max, bytes_max, cold_count_max, cold_bytes_max, cold_below
+    cdef Py_ssize_t entry_count = PyBytes_GET_SIZE(entries) // QUEUE_ENTRY_BYTES
+    cdef const uint8_t *entry
+    cdef const uint8_t *head
+    cdef const uint8_t *data
+    cdef Py_buffer buffer
+    cdef Py_ssize_t found_bytes = 0
+    cdef Py_ssize_t span_count = 0
+    cdef Py_ssize_t number
+    cdef Span *spans = NULL
+    cdef int64_t log_offset, tags_code
+    cdef int64_t last = -1
+    cdef int32_t size, magic
+    cdef bint cold
+    cdef bint full = False
+    cdef bytes found
+    cdef uint8_t *to
+    count_max, bytes_max, cold_count_max, cold_bytes_max, cold_below = limits
+    PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
+    try:
+        data = <const uint8_t *>buffer.buf
+        if low < base:
+            low = base
+        if high > base + buffer.len:
+            high = base + buffer.len
+        if index < entry_count:
+            spans = <Span *>PyMem_Malloc((entry_count - index) * sizeof(Span))
+            if spans == NULL:
+                raise MemoryError
+        entry = <const uint8_t *>PyBytes_AS_STRING(entries) + index * QUEUE_ENTRY_BYTES
+        while index < entry_count:
+            log_offset = _i64(entry)
+            size = _i32(entry + 8)
+            if size == QUEUE_FILLER_SIZE and log_offset == 0:
+                index += 1
+                entry += QUEUE_ENTRY_BYTES
+                continue
+            if log_offset < low or size < RECORD_BYTES_MIN or log_offset > high - size:
+                break
+            if count:
+                cold = log_offset < cold_below
+                if count >= (cold_count_max if cold else count_max) or (
+                    taken_bytes + size > (cold_bytes_max if cold else bytes_max)
+                ):
+                    last = log_offset
+                    full = True
+                    break
+            tags_code = _i64(entry + 12)
+            if codes is None or <int64_t>(<uint32_t>tags_code) in codes:
+                head = data + (log_offset - base)
+                magic = _i32(head + 4)
+                if _i32(head) != size or _i64(head + 28) != log_offset:
+                    break
+                if magic != MAGIC_RECORD and magic != MAGIC_RECORD_V2:
+                    break
+                if queue_id != -1 and (
+                    _i32(head + 12) != queue_id or _i64(head + 20) != queue_offset + index
+                ):
+                    break
+                if span_count and spans[span_count - 1].at + spans[span_count - 1].size == (
+                    log_offset - base
+                ):
+                    spans[span_count - 1].size += size
+                else:
+                    spans[span_count].at = log_offset - base
+                    spans[span_count].size = size
+                    span_count += 1
+                found_bytes += size
+                count += 1
+                taken_bytes += size
+            last = log_offset
+            index += 1
+            entry += QUEUE_ENTRY_BYTES
+        found = PyBytes_FromStringAndSize(NULL, found_bytes)
+        to = <uint8_t *>PyBytes_AS_STRING(found)
+        for number in range(span_count):
+            to = _put(to, data + spans[number].at, spans[number].size)
+        return index, found, count, taken_bytes, last, full
+    finally:
+        PyMem_Free(spans)
+        PyBuffer_Release(&buffer)

@@ -7,7 +7,8 @@ readers see either nothing or everything of a record. The queues' ends are the v
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import overload
 
 from cosmodrome import speed
 from cosmodrome.env.signal import Signal
@@ -27,9 +28,41 @@ from cosmodrome.store.values import Arrival
 
 SCHEDULE_TOPIC = speed.SCHEDULE_TOPIC
 DELAY_UNKNOWN_MS = 1000  # Compat: what upstream adds for a level it does not know
-RECORDS_PER_WALK = 1024
+RECORDS_PER_STEP = 1024
 
 _log = logging.getLogger(__name__)
+
+
+class TagsCodes(Sequence[int]):
+    """The tags codes of packed queue entries, unpacked when somebody asks: mostly nobody does."""
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, packed: list[bytes]) -> None:
+        self._packed = packed
+
+    def __iter__(self) -> Iterator[int]:
+        for entries in self._packed:
+            for _, _, tags_code in QUEUE_ENTRY.iter_unpack(entries):
+                yield tags_code
+
+    def __len__(self) -> int:
+        return sum(map(len, self._packed)) // QUEUE_ENTRY_BYTES
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        return list(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+Arrived = dict[Queue, list[bytes]]  # packed entries
 
 
 class Dispatch:
@@ -53,14 +86,15 @@ class Dispatch:
 
     def advance(self, end: int) -> None:
         """Dispatch [cursor, end), which holds whole, good records only."""
-        arrived: dict[Queue, list[int]] = {}
+        arrived: Arrived = {}
         try:
             while self.cursor < end:
                 self._step(end, arrived)
         finally:
             # What was dispatched before a failure is readable, so it is announced.
-            for queue, tags_codes in arrived.items():
-                self._announce(Arrival(queue.topic, queue.queue_id, queue.max_offset, tags_codes))
+            for queue, packed in arrived.items():
+                codes = TagsCodes(packed)
+                self._announce(Arrival(queue.topic, queue.queue_id, queue.max_offset, codes))
 
     def take(self, entry: speed.Entry, *, with_keys: bool = True) -> tuple[Queue | None, int]:
         """Put one record into queue and index; its queue (None without one) and tags code."""
@@ -87,29 +121,38 @@ class Dispatch:
         view: memoryview,
         base: int,
         start: int,
+        stop: int,
         limit: int,
         *,
         check_crc: bool,
-        whole_ms: int,
+        whole_ms: int = 0,
+        arrived: Arrived | None = None,
     ) -> tuple[int, int]:
-        """Put the records from `start` on into queues and index, many at once, for recovery.
+        """Put the records of [start, stop) into queues and index, at most `limit` of them.
 
         Returns the position behind the last good one, and why it is the last (WALK_*).
         """
         runs, keys, delayed, count, last_ms, position, why = speed.gather(
-            view, base, start, len(view), check_crc, limit, whole_ms
+            view, base, start, stop, check_crc, limit, whole_ms
         )
         for topic, queue_id, queue_offset, entries in runs:
             try:
-                gone = self._gone_bytes(topic, entries)
-                if gone < len(entries):
-                    first = queue_offset + gone // QUEUE_ENTRY_BYTES
-                    self._queues.put_run(topic, queue_id, first, entries[gone:])
+                gone = self._gone_bytes(topic, entries) if self._removed.before else 0
+                if gone:
+                    entries = entries[gone:]
+                    queue_offset += gone // QUEUE_ENTRY_BYTES
+                if entries:
+                    queue = self._queues.put_run(topic, queue_id, queue_offset, entries)
+                    if arrived is not None:
+                        arrived.setdefault(queue, []).append(entries)
             except StoreError as error:
                 log_offset = QUEUE_ENTRY.unpack_from(entries)[0]
                 _log.error("records_without_queue log_offset=%d error=%s", log_offset, error)
         for entry in delayed:
-            self.take(entry, with_keys=False)
+            taken, tags_code = self.take(entry, with_keys=False)
+            if taken is not None and arrived is not None:
+                packed = QUEUE_ENTRY.pack(entry[0], entry[1], tags_code)
+                arrived.setdefault(taken, []).append(packed)
         if self._index is not None:
             self._index.put_many(keys)
         if count:
@@ -118,19 +161,18 @@ class Dispatch:
         return position, why
 
     # --- inside ------------------------------------------------------------------------------
-    def _step(self, end: int, arrived: dict[Queue, list[int]]) -> None:
+    def _step(self, end: int, arrived: Arrived) -> None:
         base = self._log.base_of(self.cursor)
-        stop = min(end - base, self._log.segment_bytes)
-        entries, _, why = speed.walk(
-            self._log.view(base), base, self.cursor - base, stop, False, RECORDS_PER_WALK
+        start = self.cursor - base
+        position, why = self.take_many(
+            *(self._log.view(base), base, start, min(end - base, self._log.segment_bytes)),
+            RECORDS_PER_STEP,
+            check_crc=False,
+            arrived=arrived,
         )
-        for entry in entries:
-            queue, tags_code = self.take(entry)
-            if queue is not None:
-                arrived.setdefault(queue, []).append(tags_code)
         if why == speed.WALK_BLANK:
             self.cursor = base + self._log.segment_bytes
-        elif why != speed.WALK_MORE or not entries:
+        elif why != speed.WALK_MORE or position == start:
             raise StoreCorrupt(
                 f"no record at offset {self.cursor} of the commit log (file"
                 f" {self._log.path_of(base)}) although it was written; the disk or its memory"

@@ -6,8 +6,9 @@ index is written behind: entries, slots and header live in memory until `pending
 them to a batch, and reads look there first. A file exists on disk only after its first batch.
 Keys are not compared, only their hashes: whoever asks filters the answer.
 
-While recovery builds an index of many records, the slots of the file under way are one table
-in memory, filled by compiled code and written as a whole; otherwise only changed slots are.
+While many records come (in recovery, or under load), the slots of the file under way are one
+table in memory, filled by compiled code and written by whole pages that changed; otherwise only
+the changed slots are kept and written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os.path
 import sys
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from cosmodrome import speed
 from cosmodrome.env.base import Clock, Disk
@@ -25,11 +26,12 @@ from cosmodrome.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_KEY, INDEX_SLOT
 from cosmodrome.store.segment import FileWrite, OpenFiles, holds_nothing, write_files, zero_from
 
 NAME_DIGITS = 17  # yyyyMMddHHmmssSSS
-TABLE_KEYS_MIN = 20_000  # keys in one recovery that make a table in memory worth its size
+TABLE_KEYS_MIN = 4096  # keys between two batches that make a table in memory worth its size
 
 _HEADER_BYTES = INDEX_HEADER.size
 _SLOT_BYTES = INDEX_SLOT.size
 _ENTRY_BYTES = INDEX_ENTRY.size
+_PAGE_BYTES = speed.SLOT_PAGE_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +57,10 @@ class IndexFile:
         self._slots: dict[int, int] = {}
         self._table: bytearray | None = None
         self._table_ends = False
+        self._pages = (
+            bytearray()
+        )  # a mark for each page of the table that the next batch must write
+        self._pages_under_way = bytearray()
 
     @property
     def full(self) -> bool:
@@ -132,6 +138,7 @@ class IndexFile:
             self._slots[slot] = self.count
         else:
             INDEX_SLOT.pack_into(self._table, slot * _SLOT_BYTES, self.count)
+            self._pages[slot * _SLOT_BYTES // _PAGE_BYTES] = 1
         if previous == 0:
             self.used_slots += 1
         self.count += 1
@@ -142,10 +149,12 @@ class IndexFile:
         table = self._table
         if table is None:
             table = self._table = self._load_table()
+        self._table_ends = False
         if self.count <= 1:
             _, self.begin_offset, self.begin_ms = INDEX_KEY.unpack_from(keys)
         taken, fresh = speed.chain(
-            table, keys, self.count, self.begin_ms, self.entries_max, self._tail
+            *(table, keys, self.count, self.begin_ms, self.entries_max, self._tail),
+            self._pages,
         )
         self.count += taken
         self.used_slots += fresh
@@ -158,6 +167,10 @@ class IndexFile:
         self._table_ends = True
         if not self._tail:
             self._table = None
+
+    @property
+    def has_table(self) -> bool:
+        return self._table is not None
 
     def find(
         self, hashed: int, begin_ms: int, end_ms: int, found: list[int], max_count: int
@@ -182,7 +195,7 @@ class IndexFile:
         pieces = [(entries_at + self._tail_at * _ENTRY_BYTES, bytes(self._tail))]
         slots = dict(self._slots)
         if self._table is not None:
-            pieces.append((slots_at, bytes(self._table)))
+            pieces += self._changed_pages(self._table)
         pieces += [
             (slots_at + slot * _SLOT_BYTES, INDEX_SLOT.pack(number))
             for slot, number in sorted(slots.items())
@@ -197,8 +210,23 @@ class IndexFile:
         for slot, number in slots.items():
             if self._slots.get(slot) == number:
                 del self._slots[slot]
+        self._pages_under_way = bytearray(len(self._pages_under_way))
         if self._table_ends and not self._tail:
             self._table = None
+
+    def _changed_pages(self, table: bytearray) -> Iterator[tuple[int, bytes]]:
+        """What the batch that begins has to write of the table; what failed last is in it."""
+        changed, under_way = int.from_bytes(self._pages), int.from_bytes(self._pages_under_way)
+        pages = (changed | under_way).to_bytes(len(self._pages))
+        self._pages_under_way = bytearray(pages)
+        self._pages = bytearray(len(pages))
+        first = pages.find(1)
+        while first >= 0:
+            end = pages.find(0, first)
+            end = len(pages) if end < 0 else end
+            start = first * _PAGE_BYTES
+            yield _HEADER_BYTES + start, bytes(table[start : end * _PAGE_BYTES])
+            first = pages.find(1, end)
 
     def _load_table(self) -> bytearray:
         at = _HEADER_BYTES
@@ -208,6 +236,10 @@ class IndexFile:
             table = bytearray(self.slots * _SLOT_BYTES)
         for slot, number in self._slots.items():
             INDEX_SLOT.pack_into(table, slot * _SLOT_BYTES, number)
+        self._pages = bytearray(-(-len(table) // _PAGE_BYTES))
+        self._pages_under_way = bytearray(len(self._pages))
+        for slot in self._slots:
+            self._pages[slot * _SLOT_BYTES // _PAGE_BYTES] = 1
         self._slots.clear()
         return table
 
@@ -292,7 +324,7 @@ class Index:
             file.put(key_hash(topic, key), log_offset, store_ms)
 
     def put_many(self, keys: bytes) -> None:
-        """Packed keys of many records, in log order; `end_bulk` must follow some time."""
+        """Packed keys of many records, in log order."""
         at, stop = 0, len(keys)
         while at < stop and INDEX_KEY.unpack_from(keys, at)[1] < self._resume_at:
             at += INDEX_KEY.size
@@ -303,14 +335,14 @@ class Index:
                 if file is not None:
                     file.end_table()
                 file = self._add_file()
-            if self._bulk_count >= TABLE_KEYS_MIN:
+            if file.has_table or self._bulk_count >= TABLE_KEYS_MIN:
                 at += file.put_many(keys[at:] if at else keys)
             else:
                 file.put(*INDEX_KEY.unpack_from(keys, at))
                 at += INDEX_KEY.size
 
     def end_bulk(self) -> None:
-        self._bulk_count = 0
+        """Fewer keys come: tables in memory go once they are written."""
         for file in self._list:
             file.end_table()
 
@@ -345,6 +377,9 @@ class Index:
 
     # --- batches -----------------------------------------------------------------------------
     def pending(self) -> list[tuple[IndexFile, FileWrite, int, dict[int, int]]]:
+        if self._bulk_count < TABLE_KEYS_MIN:
+            self.end_bulk()
+        self._bulk_count = 0
         return [(file, *file.pending()) for file in self._list if file.dirty]
 
     def written(

@@ -236,8 +236,8 @@ class Queues:
         self._dirty.add(queue)
         return queue
 
-    def put_run(self, topic: str, queue_id: int, queue_offset: int, entries: bytes) -> None:
-        """Add packed entries of consecutive offsets."""
+    def put_run(self, topic: str, queue_id: int, queue_offset: int, entries: bytes) -> Queue:
+        """Add packed entries of consecutive offsets, at least one."""
         queue = self._queues.get((topic, queue_id)) or self._make(topic, queue_id)
         log_offset, size, _ = QUEUE_ENTRY.unpack_from(entries)
         if queue_offset == queue.max_offset and log_offset + size > queue.log_end:
@@ -246,9 +246,10 @@ class Queues:
             queue.log_end = log_offset + size
             self.tail_bytes += len(entries)
             self._dirty.add(queue)
-            return
+            return queue
         for at, entry in enumerate(QUEUE_ENTRY.iter_unpack(entries)):
-            self.put(topic, queue_id, queue_offset + at, *entry)
+            queue = self.put(topic, queue_id, queue_offset + at, *entry)
+        return queue
 
     def drop(self, queue: Queue) -> None:
         """Forget a queue; its files go at once, or after the batch that is being written."""

@@ -9,6 +9,7 @@ import logging
 import struct
 from collections.abc import Callable
 
+from cosmodrome import speed
 from cosmodrome.env.options import StoreOptions
 from cosmodrome.layout import (
     HOST_V4_BYTES,
@@ -171,18 +172,6 @@ class Reader:
         store_ms: int = _LONG.unpack_from(head, RECORD_BORN_HOST_AT + host_bytes)[0]
         return store_ms
 
-    def _full(self, count: int, taken_bytes: int, size: int, max_count: int, *, cold: bool) -> bool:
-        if count == 0:
-            return False
-        options = self._options
-        if cold:
-            bytes_max = options.max_transfer_bytes_on_message_in_disk
-            count_max = options.max_transfer_count_on_message_in_disk
-        else:
-            bytes_max = options.max_transfer_bytes_on_message_in_memory
-            count_max = options.max_transfer_count_on_message_in_memory
-        return count >= min(max_count, count_max) or taken_bytes + size > bytes_max
-
     def _record_of(
         self, queue: Queue, queue_offset: int, log_offset: int, size: int, end: int
     ) -> memoryview | None:
@@ -206,6 +195,16 @@ class Reader:
             )
         return None
 
+    def _limits(self, max_count: int, end: int) -> speed.Limits:
+        options = self._options
+        return (
+            min(max_count, options.max_transfer_count_on_message_in_memory),
+            options.max_transfer_bytes_on_message_in_memory,
+            min(max_count, options.max_transfer_count_on_message_in_disk),
+            options.max_transfer_bytes_on_message_in_disk,
+            end - self._warm_bytes,
+        )
+
     def _scan(
         self,
         queue: Queue,
@@ -215,43 +214,125 @@ class Reader:
         matches_record: Callable[[memoryview], bool] | None,
     ) -> Batch:
         least, most = queue.min_offset, queue.max_offset
-        end = self._flush.durable_end
         scan_count = max(SCAN_BYTES_MIN, max_count * QUEUE_ENTRY_BYTES) // QUEUE_ENTRY_BYTES
-        taken: list[memoryview] = []
-        taken_bytes = 0
+        taking = _Taking(self._limits(max_count, self._flush.durable_end), matches, matches_record)
         status = ReadStatus.NO_MATCHED_MESSAGE
-        at, stop, full = offset, min(most, offset + scan_count), False
-        last_log_offset = end
-        while at < stop and not full:
-            data = queue.entries(at, stop - at)
-            if not data:
+        at, stop = offset, min(most, offset + scan_count)
+        step = max_count + 1  # where all are wanted, the entry behind the last one ends it
+        while at < stop and not taking.full:
+            entries = queue.entries(at, min(stop - at, step))
+            step *= 2
+            if not entries:
                 if at == offset:
                     status = ReadStatus.OFFSET_FOUND_NULL
                     per_file = queue.file_bytes // QUEUE_ENTRY_BYTES
                     at = min(most, (at // per_file + 1) * per_file)
                 break
-            for log_offset, size, tags_code in QUEUE_ENTRY.iter_unpack(data):
-                if size == QUEUE_FILLER_SIZE and log_offset == 0:
-                    at += 1
-                    continue
-                last_log_offset = log_offset
-                cold = end - log_offset > self._warm_bytes
-                full = self._full(len(taken), taken_bytes, size, max_count, cold=cold)
-                if full:
-                    break
-                at += 1
-                if matches is not None and not matches(tags_code):
-                    continue
-                record = self._record_of(queue, at - 1, log_offset, size, end)
-                if record is None:
-                    if not taken:
-                        status = ReadStatus.MESSAGE_WAS_REMOVING
-                    continue
-                if matches_record is not None and not matches_record(record):
-                    continue
-                taken.append(record)
-                taken_bytes += size
-        if taken:
+            at += self._take(queue, at, entries, taking)
+        if taking.count:
             status = ReadStatus.FOUND
-        behind = end - last_log_offset > self._warm_bytes
-        return Batch(status, at, least, most, b"".join(taken), len(taken), behind)
+        elif taking.removed:
+            status = ReadStatus.MESSAGE_WAS_REMOVING
+        behind = taking.last < taking.limits[4]
+        return Batch(status, at, least, most, taking.data(), taking.count, behind)
+
+    def _take(self, queue: Queue, offset: int, entries: bytes, taking: _Taking) -> int:
+        """Take what the packed entries from `offset` on name; how many of them are done with."""
+        index, count, end = 0, len(entries) // QUEUE_ENTRY_BYTES, self._flush.durable_end
+        if not taking.plain:
+            while index < count and not taking.full:
+                index += self._take_one(queue, offset, entries, index, end, taking)
+            return index
+        low = self._log.min_offset
+        queue_id = -1 if queue.topic.startswith(LIGHT_PREFIX) else queue.queue_id
+        while index < count and not taking.full:
+            base = self._log.base_of(_LONG.unpack_from(entries, index * QUEUE_ENTRY_BYTES)[0])
+            if low <= base + self._log.segment_bytes and base < end:
+                try:
+                    view = self._log.view(base)
+                except OSError:
+                    pass  # said below, for the entry that needs it
+                else:
+                    index = taking.select(entries, index, view, base, low, end, queue_id, offset)
+            if index < count and not taking.full:
+                index += self._take_one(queue, offset, entries, index, end, taking)
+        return index
+
+    def _take_one(
+        self, queue: Queue, offset: int, entries: bytes, index: int, end: int, taking: _Taking
+    ) -> int:
+        """The entry number `index`; 0 when it has to wait for the next read, else 1."""
+        log_offset, size, tags_code = QUEUE_ENTRY.unpack_from(entries, index * QUEUE_ENTRY_BYTES)
+        if size == QUEUE_FILLER_SIZE and log_offset == 0:
+            return 1
+        taking.last = log_offset
+        taking.full = taking.is_full(log_offset, size)
+        if taking.full:
+            return 0
+        if taking.matches is None or taking.matches(tags_code):
+            record = self._record_of(queue, offset + index, log_offset, size, end)
+            if record is None:
+                taking.removed = taking.removed or not taking.count
+            elif taking.matches_record is None or taking.matches_record(record):
+                taking.add(record)
+        return 1
+
+
+class _Taking:
+    """What one read has taken so far, and what it still may."""
+
+    def __init__(
+        self,
+        limits: speed.Limits,
+        matches: Callable[[int], bool] | None,
+        matches_record: Callable[[memoryview], bool] | None,
+    ) -> None:
+        self.limits = limits
+        self.matches = matches
+        self.matches_record = matches_record
+        self._codes = matches if isinstance(matches, frozenset) else None
+        # Whether everything that decides is in the entries.
+        self.plain = matches_record is None and (matches is None or self._codes is not None)
+        self.full = False
+        self.removed = False  # entries before the first message named none
+        self.last = limits[4]  # log offset of the last entry looked at
+        self.count = self.size = 0
+        self._parts: list[bytes | memoryview] = []
+
+    def is_full(self, log_offset: int, size: int) -> bool:
+        if self.count == 0:
+            return False
+        count_max, bytes_max, cold_count_max, cold_bytes_max, cold_below = self.limits
+        if log_offset < cold_below:
+            count_max, bytes_max = cold_count_max, cold_bytes_max
+        return self.count >= count_max or self.size + size > bytes_max
+
+    def add(self, record: memoryview) -> None:
+        self._parts.append(record)
+        self.count += 1
+        self.size += len(record)
+
+    def select(
+        self,
+        entries: bytes,
+        index: int,
+        view: memoryview,
+        base: int,
+        low: int,
+        high: int,
+        queue_id: int,
+        queue_offset: int,
+    ) -> int:
+        index, data, self.count, self.size, last, self.full = speed.select(
+            *(entries, index, view, base, low, high, queue_id, queue_offset),
+            *(self._codes, self.count, self.size, self.limits),
+        )
+        if data:
+            self._parts.append(data)
+        if last >= 0:
+            self.last = last
+        return index
+
+    def data(self) -> bytes:
+        part = self._parts[0] if len(self._parts) == 1 else b""
+        return part if isinstance(part, bytes) and part else b"".join(self._parts)

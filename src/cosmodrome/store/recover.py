@@ -250,7 +250,7 @@ class Recovery:
             view = self._log.view(base)
             # What was synced is whole, so that odd properties of old records do no harm.
             position, why = self._dispatch.take_many(
-                *(view, base, at - base, RECORDS_PER_STEP),
+                *(view, base, at - base, len(view), RECORDS_PER_STEP),
                 check_crc=self._check_crc,
                 whole_ms=self._checkpoint.log_ms,
             )

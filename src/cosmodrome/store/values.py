@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 
 
 @dataclasses.dataclass(slots=True)
@@ -77,7 +78,7 @@ class Arrival:
     topic: str
     queue_id: int
     max_offset: int
-    tags_codes: list[int]
+    tags_codes: Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
