@@ -1,4 +1,4 @@
-"""A real name server and a real broker in this process, for the tests of clients."""
+"""A name server and a broker in this process, on free ports, that client tests talk to."""
 
 from __future__ import annotations
 
@@ -24,76 +24,82 @@ from cosmodrome.wire import commands
 from cosmodrome.wire.message import format_properties
 
 SMALL = {
-    "mapped_file_size_commit_log": 8 << 20,
-    "mapped_file_size_consume_queue": 60_000,
+    "mapped_file_size_commit_log": 4 << 20,
+    "mapped_file_size_consume_queue": 6000,
     "max_hash_slot_num": 1000,
     "max_index_num": 4000,
-    "flush_disk_type": "ASYNC_FLUSH",
 }
 
 
 class Node:
-    """A name server and one broker; the broker can go away and come back where it was."""
+    """`stop_broker` and `start_broker` keep the port and the data."""
 
-    def __init__(self, folder: Path, **changes: Any) -> None:
-        self._folder = folder
-        self._changes = {"broker_name": "broker-a", "listen_port": 0} | changes
-        self._nameserver: NameServer | None = None
-        self._channel: Channel | None = None
-        self.broker: Broker | None = None
-        self.port = 0
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nameserver: NameServer = build_nameserver(
+            NameServerOptions(listen_port=0), SocketOptions(), real_env()
+        )
+        self.brokers: dict[str, Broker] = {}
+        self._ports: dict[str, int] = {}
+        self._channels: dict[str, Channel] = {}
 
     @property
     def namesrv(self) -> str:
-        assert self._nameserver is not None
-        return self._nameserver.address
+        return self.nameserver.address
 
-    async def start(self) -> None:
-        self._nameserver = build_nameserver(
-            NameServerOptions(listen_port=0), SocketOptions(), real_env(seed=1)
-        )
-        await self._nameserver.start()
-        await self.start_broker()
+    @property
+    def broker(self) -> Broker:
+        return self.brokers["broker-a"]
 
-    async def start_broker(self) -> None:
-        """On the port and the data it had before, if it ran before."""
-        options = {**self._changes, "namesrv_addr": self.namesrv}
-        if self.port:
-            options["listen_port"] = self.port
-        self.broker = build_broker(
-            BrokerOptions(**options),
-            StoreOptions(store_path_root_dir=str(self._folder), **SMALL),
+    async def start_broker(self, name: str = "broker-a", **changes: Any) -> Broker:
+        options = {
+            "broker_name": name,
+            "listen_port": self._ports.get(name, 0),
+            "namesrv_addr": self.namesrv,
+            "broker_ip1": "127.0.0.1",
+        }
+        store = {"store_path_root_dir": str(self.folder / name), **SMALL}
+        for key, value in changes.items():
+            (store if key in StoreOptions.__struct_fields__ else options)[key] = value
+        broker = build_broker(
+            BrokerOptions(**options),  # type: ignore[arg-type]
+            StoreOptions(**store),  # type: ignore[arg-type]
             SocketOptions(),
             real_env(seed=1),
         )
-        await self.broker.start()
-        self.port = self.broker.port
+        await broker.start()
+        self.brokers[name] = broker
+        self._ports[name] = broker.port
         async with asyncio.timeout(10):
-            while not self.broker.ready()[0]:
-                await asyncio.sleep(0.005)
+            while not broker.ready()[0]:
+                await asyncio.sleep(0.01)
+        return broker
 
-    async def stop_broker(self) -> None:
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
-        if self.broker is not None:
-            await self.broker.stop()
-            self.broker = None
+    async def stop_broker(self, name: str = "broker-a") -> None:
+        channel = self._channels.pop(name, None)
+        if channel is not None:
+            await channel.close()
+        broker = self.brokers.pop(name, None)
+        if broker is not None:
+            await broker.stop()
 
     async def stop(self) -> None:
-        await self.stop_broker()
-        if self._nameserver is not None:
-            await self._nameserver.stop()
+        for name in list(self.brokers):
+            await self.stop_broker(name)
+        await self.nameserver.stop()
 
     # --- without a client of ours ----------------------------------------------------------------
 
-    async def call(self, command: Any, timeout_ms: int = 5000) -> Any:
-        """Ask the broker directly."""
-        if self._channel is None:
-            self._channel = Channel("127.0.0.1", self.port)
-        return await self._channel.call(command, timeout_ms)
+    async def call(self, command: Any, timeout_ms: int = 5000, broker: str = "broker-a") -> Any:
+        """Ask a broker directly."""
+        channel = self._channels.get(broker)
+        if channel is None:
+            channel = self._channels[broker] = Channel("127.0.0.1", self._ports[broker])
+        return await channel.call(command, timeout_ms)
 
-    async def create_topic(self, topic: str, queues: int = 4, **changes: Any) -> None:
+    async def create_topic(
+        self, topic: str, queues: int = 4, broker: str = "broker-a", **changes: Any
+    ) -> None:
         fields: dict[str, Any] = {
             "topic": topic,
             "default_topic": "TBW102",
@@ -104,7 +110,7 @@ class Node:
             "topic_sys_flag": 0,
             "order": False,
         }
-        await self.call(commands.UpdateAndCreateTopic(**{**fields, **changes}))
+        await self.call(commands.UpdateAndCreateTopic(**{**fields, **changes}), broker=broker)
 
     async def send(
         self,
@@ -112,8 +118,10 @@ class Node:
         body: bytes,
         queue_id: int = 0,
         properties: dict[str, str] | None = None,
+        broker: str = "broker-a",
         **changes: Any,
     ) -> Any:
+        """Store one message without a producer."""
         fields: dict[str, Any] = {
             "producer_group": "P",
             "topic": topic,
@@ -126,9 +134,10 @@ class Node:
             "properties": format_properties(properties or {}),
             "body": body,
         }
-        return await self.call(commands.SendMessageV2(**{**fields, **changes}))
+        return await self.call(commands.SendMessageV2(**{**fields, **changes}), broker=broker)
 
     async def committed(self, group: str, topic: str, queue_id: int = 0) -> int:
+        """How far a group has come, as the broker knows it."""
         reply = await self.call(
             commands.QueryConsumerOffset(consumer_group=group, topic=topic, queue_id=queue_id)
         )
@@ -137,8 +146,15 @@ class Node:
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
+async def bare_node(tmp_path: Path) -> AsyncIterator[Node]:
+    """Without broker: a test starts the ones it wants."""
     node = Node(tmp_path)
-    await node.start()
+    await node.nameserver.start()
     yield node
     await node.stop()
+
+
+@pytest.fixture
+async def node(bare_node: Node) -> Node:
+    await bare_node.start_broker()
+    return bare_node
