@@ -17,6 +17,7 @@ from cosmodrome.errors import TimedOut, Unreachable
 from cosmodrome.transport.connection import Limits, SocketConnection
 from cosmodrome.transport.router import LogLimit, Router
 from cosmodrome.wire.frame import Frame
+from cosmodrome.wire.session import WAITERS_MAX
 from cosmodrome.wire.table import CLIENT, Command, R
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ class Channel:
         self._prepare = prepare
         self._connect_timeout_ms = connect_timeout_ms
         self._router = router or Router(CLIENT, (), partial=True)
-        self._limits = Limits(idle_s=idle_s, calls_max=in_flight_max)
+        # `call` is bounded by its slots; users of `live` bring bounds of their own.
+        self._limits = Limits(idle_s=idle_s, calls_max=WAITERS_MAX)
         self._slots = asyncio.Semaphore(in_flight_max)
         self._connection: SocketConnection | None = None
         self._connecting: asyncio.Task[SocketConnection] | None = None
@@ -61,6 +63,12 @@ class Channel:
     @property
     def connected(self) -> bool:
         return self._connection is not None and not self._connection.closed
+
+    @property
+    def live(self) -> SocketConnection | None:
+        """The open connection, for callers that bound their requests themselves."""
+        connection = self._connection
+        return None if connection is None or connection.closed else connection
 
     async def connect(self) -> None:
         """Be connected when this returns, or raise Unreachable."""

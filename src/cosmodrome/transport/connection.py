@@ -26,7 +26,7 @@ from cosmodrome.errors import Code, ProtocolError, Refused, TimedOut, Unreachabl
 from cosmodrome.transport.router import LogLimit, Router, error_frame
 from cosmodrome.wire import table
 from cosmodrome.wire.frame import Frame, encode, sniff
-from cosmodrome.wire.session import Session
+from cosmodrome.wire.session import Session, Waiter
 from cosmodrome.wire.table import Command, R
 
 log = logging.getLogger(__name__)
@@ -128,6 +128,21 @@ class SocketConnection(asyncio.BufferedProtocol):
     def in_flight(self) -> int:
         """Requests of the peer that are not answered yet."""
         return self._in_flight
+
+    @property
+    def congested(self) -> bool:
+        """The peer does not take what was written; whoever can wait should."""
+        return self._writing_paused
+
+    def begin(self, code: int, ext: dict[str, str], body: bytes, waiter: Waiter) -> int:
+        """Send a request without waiting: its answer, or the error that ends this connection,
+        settles `waiter`, unless `forget` withdraws it first. Returns its opaque number."""
+        opaque, data = self._session.request_fields(code, ext, body, waiter)
+        self._send(data)
+        return opaque
+
+    def forget(self, opaque: int) -> None:
+        self._session.forget(opaque)
 
     def push(self, command: Command[Any]) -> None:
         if not self.closed:

@@ -98,6 +98,12 @@ class Session:
 
     def request(self, command: Command[Any], waiter: Waiter) -> tuple[int, bytes]:
         """Opaque number and bytes of a request of ours, whose answer settles `waiter`."""
+        return self.request_fields(command.request_code, encode_row(command), command.body, waiter)
+
+    def request_fields(
+        self, code: int, ext: dict[str, str], body: bytes, waiter: Waiter
+    ) -> tuple[int, bytes]:
+        """The same for whoever has the header fields as text already; `ext` is not kept."""
         if self._ended is not None:
             raise self._ended()
         if len(self._waiters) >= self._waiters_max:
@@ -107,7 +113,7 @@ class Session:
                 " wait for some of them or use another connection",
             )
         opaque = self._next_opaque()
-        data = self._encode(command, opaque, 0)
+        data = self._encode(code, ext, body, opaque, 0)
         self._waiters[opaque] = waiter
         return opaque, data
 
@@ -115,7 +121,13 @@ class Session:
         """The bytes of a one-way request of ours: nobody answers it."""
         if self._ended is not None:
             raise self._ended()
-        return self._encode(command, self._next_opaque(), FLAG_ONEWAY)
+        return self._encode(
+            command.request_code,
+            encode_row(command),
+            command.body,
+            self._next_opaque(),
+            FLAG_ONEWAY,
+        )
 
     def forget(self, opaque: int) -> bool:
         """Withdraw a waiter (its time is over); a late answer will be dropped."""
@@ -153,10 +165,9 @@ class Session:
             if not waiter.done():
                 waiter.set_exception(error())
 
-    def _encode(self, command: Command[Any], opaque: int, flag: int) -> bytes:
-        code = command.request_code
+    def _encode(self, code: int, ext: dict[str, str], body: bytes, opaque: int, flag: int) -> bytes:
         serialize = self._serialize if code <= _BINARY_CODE_MAX else SERIALIZE_JSON
-        frame = Frame(code, opaque, flag, encode_row(command), command.body, serialize=serialize)
+        frame = Frame(code, opaque, flag, ext, body, serialize=serialize)
         if self._prepare is not None:
             self._prepare(frame)
         return encode(frame)

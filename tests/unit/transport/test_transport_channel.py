@@ -217,3 +217,21 @@ async def test_a_peer_that_is_no_broker_is_named() -> None:
     async with listening(talk) as port, channel(port) as peer:
         with pytest.raises(Unreachable, match="broken frame"):
             await peer.call(GetMaxOffset(topic="T", queue_id=0))
+
+
+async def test_a_request_begun_on_the_live_connection_settles_its_waiter() -> None:
+    async with serving(Offsets()) as (_, port), channel(port) as peer:
+        assert peer.live is None
+        await peer.connect()
+        connection = peer.live
+        assert connection is not None and not connection.congested
+        answered = asyncio.get_running_loop().create_future()
+        begun = {"topic": "T", "queueId": "5"}
+        opaque = connection.begin(GetMaxOffset.request_code, begun, b"", answered)
+        assert opaque > 0
+        assert (await answered).ext["offset"] == "5"
+        withdrawn = asyncio.get_running_loop().create_future()
+        connection.forget(connection.begin(GetMaxOffset.request_code, begun, b"", withdrawn))
+        assert (await peer.call(GetMaxOffset(topic="T", queue_id=6))).offset == 6
+        assert not withdrawn.done()
+    assert peer.live is None
