@@ -53,7 +53,7 @@ from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
 from cosmodrome.errors import ConfigError
 from cosmodrome.layout import TOPIC_BYTES_MAX
-from cosmodrome.store.store import DelayLevels, Store
+from cosmodrome.store.store import DelayLevels, Store, hours_of
 from cosmodrome.transport.ports import HA_OFFSET, VIP_OFFSET, free_base_port
 from cosmodrome.transport.router import Router
 from cosmodrome.transport.server import Server
@@ -245,8 +245,7 @@ def build_broker(
     delays, timers, deferral = _for_later(
         *(store, config, messages, topics, env, stats), deliver=takes_sends
     )
-    put_times = PutTimes()
-    pressure = Pressure(options)
+    put_times, pressure = PutTimes(), Pressure(options)
     moves = OffsetMoves(
         *(messages, env.clock, options.broker_name, lambda: place.packed),
         writes=takes_sends,
@@ -277,8 +276,8 @@ def build_broker(
         takes_sends=takes_sends,
     )
     _follow_deletions(topics, groups, messages, offsets, stats)
-    clients.told.subscribe(lambda told: expressions.heard(told.group, told.subscriptions))
-    clients.left.subscribe(expressions.left)
+    settings = _settings(options, store, sockets, env, config, topics, stats)
+    _follow_members(clients, expressions)
     topics.announced = announce.announced
 
     services = (
@@ -287,7 +286,7 @@ def build_broker(
         Replies(options, produce, clients, env.clock, lambda: place.packed),
         Relays(options, messages, topics, offsets, clients),
         Audit(options, messages, topics, offsets, clients, expressions, env.clock),
-        *(Query(options, messages), admin, Settings((options, store, sockets), env.clock)),
+        *(Query(options, messages), admin, settings),
         StatsView(stats, messages, env.clock, options.broker_cluster_name),
         Cleaning(messages, topics),
     )
@@ -313,6 +312,33 @@ def _follow_deletions(
     topics.deleted.subscribe(offsets.remove_topic)
     topics.deleted.subscribe(stats.forget_topic)
     groups.deleted.subscribe(forget_group)
+
+
+def _follow_members(clients: Clients, expressions: Expressions) -> None:
+    """The SQL92 filters of a group live with its members."""
+    clients.told.subscribe(lambda told: expressions.heard(told.group, told.subscriptions))
+    clients.left.subscribe(expressions.left)
+
+
+def _settings(
+    options: BrokerOptions,
+    store: StoreOptions,
+    sockets: SocketOptions,
+    env: Env,
+    config: str,
+    topics: Topics,
+    stats: Stats,
+) -> Settings:
+    """Most live settings are read where they are used; some have to be carried somewhere."""
+
+    def follow(keys: frozenset[str]) -> None:
+        stats.detailed = options.enable_detail_stat
+        if keys & {"autoCreateTopicEnable", "brokerPermission"}:
+            topics.follow_settings()
+
+    settings = Settings((options, store, sockets), env, config, {"deleteWhen": hours_of})
+    settings.changed.subscribe(follow)
+    return settings
 
 
 def _for_later(
@@ -377,7 +403,7 @@ def _transactions(
     )
     check_back = CheckBack(
         *(options, store, topics, offsets, clients, decisions, env),
-        age_ms_max=store_options.file_reserved_time * 3_600_000,
+        age_ms_max=lambda: store_options.file_reserved_time * 3_600_000,
         enabled=takes_sends,
     )
     return transactions, check_back

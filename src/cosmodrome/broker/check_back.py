@@ -20,7 +20,7 @@ import asyncio
 import dataclasses
 import enum
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cosmodrome.broker.clients import Clients
 from cosmodrome.broker.halves import (
@@ -153,7 +153,7 @@ class CheckBack:
         decisions: Decisions,
         env: Env,
         *,
-        age_ms_max: int,
+        age_ms_max: Callable[[], int],
         enabled: bool = True,
     ) -> None:
         self._store = store
@@ -162,9 +162,7 @@ class CheckBack:
         self._clients = clients
         self._decisions = decisions
         self._clock = env.clock
-        self._interval_s = options.transaction_check_interval / 1000
-        self._timeout_ms = options.transaction_time_out
-        self._times_max = options.transaction_check_max
+        self._options = options
         self._age_ms_max = age_ms_max
         self._enabled = enabled
         self._turn = 0  # which producer of a group is asked next
@@ -188,7 +186,7 @@ class CheckBack:
     async def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                async with asyncio.timeout(self._interval_s):
+                async with asyncio.timeout(self._options.transaction_check_interval / 1000):
                     await self._stop.wait()
             except TimeoutError:
                 pass
@@ -289,16 +287,16 @@ class CheckBack:
             return Verdict.DONE
         age_ms = self._clock.now_ms() - record.born_ms
         times = _number(pairs, TRANSACTION_CHECK_TIMES, 0)
-        if times >= self._times_max or age_ms > self._age_ms_max:
+        if times >= self._options.transaction_check_max or age_ms > self._age_ms_max():
             return Verdict.GIVE_UP
         if record.store_ms >= start_ms:
             return Verdict.LATER
         if CHECK_IMMUNITY_SECONDS in pairs:
             own_s = _number(pairs, CHECK_IMMUNITY_SECONDS, -1)
-            quiet_ms = self._timeout_ms if own_s < 0 else own_s * 1000
+            quiet_ms = self._options.transaction_time_out if own_s < 0 else own_s * 1000
             return Verdict.KEEP if age_ms < quiet_ms else Verdict.ASK
         # Compat: a half from the future is asked about at once; its age says nothing.
-        return Verdict.LATER if 0 <= age_ms < self._timeout_ms else Verdict.ASK
+        return Verdict.LATER if 0 <= age_ms < self._options.transaction_time_out else Verdict.ASK
 
     # --- carrying out ------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class Clients:
     def __init__(
         self, options: BrokerOptions, topics: Topics, groups: Groups, clock: Clock
     ) -> None:
-        self._notify_enabled = options.notify_consumer_ids_changed_enable
+        self._options = options
         self._filter_enabled = options.enable_property_filter
         self._topics = topics
         self._groups = groups
@@ -452,7 +452,8 @@ class Clients:
             group = self._consumers.get(name)
             config = self._groups.table.get(name)
             allowed = config is None or config.notify_consumer_ids_changed_enable
-            if group is None or not self._notify_enabled or not allowed:
+            allowed = allowed and self._options.notify_consumer_ids_changed_enable
+            if group is None or not allowed:
                 continue
             notice = NotifyConsumerIdsChanged(consumer_group=name)
             for connection in tuple(group.members):

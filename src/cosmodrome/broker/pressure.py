@@ -25,8 +25,7 @@ class Pressure:
     """`late_ms` is how late the last beat was."""
 
     def __init__(self, options: BrokerOptions) -> None:
-        self._enabled = options.broker_fast_failure_enable
-        self._limit_ms = options.wait_time_mills_in_send_queue
+        self._options = options
         self.late_ms = 0.0
         self.refused_total = 0
         self._late_beats = 0
@@ -34,7 +33,7 @@ class Pressure:
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        if self._timer is None and self._enabled:
+        if self._timer is None:
             self._beat_later(asyncio.get_running_loop())
 
     async def stop(self) -> None:
@@ -45,14 +44,16 @@ class Pressure:
 
     def check(self) -> None:
         """Refused with SYSTEM_BUSY while the loop is overloaded."""
-        if self._late_beats < LATE_BEATS_MAX:
+        options = self._options
+        if self._late_beats < LATE_BEATS_MAX or not options.broker_fast_failure_enable:
             return
         self.refused_total += 1
         raise Refused(
             Code.SYSTEM_BUSY,
             f"[OVERLOAD] The broker is overloaded: requests wait {self.late_ms:.0f} ms and have"
-            f" waited longer than waitTimeMillsInSendQueue ({self._limit_ms} ms) for the last"
-            f" {self._late_beats} looks; send less, or spread the topic over more brokers.",
+            f" waited longer than waitTimeMillsInSendQueue ({options.wait_time_mills_in_send_queue}"
+            f" ms) for the last {self._late_beats} looks; send less, or spread the topic over more"
+            " brokers.",
         )
 
     def figures(self) -> Mapping[str, str]:
@@ -62,7 +63,8 @@ class Pressure:
 
     def beat(self, late_seconds: float) -> None:
         self.late_ms = max(0.0, late_seconds) * 1000
-        self._late_beats = self._late_beats + 1 if self.late_ms > self._limit_ms else 0
+        late = self.late_ms > self._options.wait_time_mills_in_send_queue
+        self._late_beats = self._late_beats + 1 if late else 0
 
     def _beat_later(self, loop: asyncio.AbstractEventLoop) -> None:
         self._due = loop.time() + BEAT_SECONDS

@@ -21,7 +21,7 @@ KEY_CHARACTERS_MAX = 32_767
 class Query:
     def __init__(self, options: BrokerOptions, store: Store) -> None:
         self._store = store
-        self._unique_count_max = options.default_query_max_num
+        self._options = options
 
     @ViewMessageById.handler
     def view_message_by_id(self, ask: ViewMessageById, call: Call) -> Reply:
@@ -37,7 +37,9 @@ class Query:
     @QueryMessage.handler
     def query_message(self, ask: QueryMessage, call: Call) -> QueryMessageReply:
         check_topic(ask.topic)
-        count_max = self._unique_count_max if ask.unique_key_query else ask.max_num
+        count_max = ask.max_num
+        if ask.unique_key_query:
+            count_max = self._options.default_query_max_num
         if not ask.key or len(ask.key) > KEY_CHARACTERS_MAX or count_max <= 0:
             return _none_found(ask)
         found = self._store.find(

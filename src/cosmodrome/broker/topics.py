@@ -105,6 +105,13 @@ class Topics:
     async def stop(self) -> None:
         await self._table.stop()
 
+    def follow_settings(self) -> None:
+        """Settings that every registration shows have changed, or the broker's own topics."""
+        self._add_built_in()
+        # A new version also when the table is as it was: name servers look at nothing else.
+        self._table.changed()
+        self.changed.fire(())
+
     @property
     def table(self) -> Mapping[str, TopicConfig]:
         return self._table.rows

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Mapping, Sequence
 
-from cosmodrome.env.config import Settings, Source, environment_source, flag_source, resolve
+from cosmodrome.env.config import (
+    OVERRIDES_NAME,
+    Settings,
+    Source,
+    environment_source,
+    flag_source,
+    resolve,
+)
 from cosmodrome.env.options import (
     BrokerOptions,
     NameServerOptions,
@@ -15,8 +23,11 @@ from cosmodrome.env.options import (
     StoreOptions,
 )
 from cosmodrome.env.real import RealDisk
+from cosmodrome.env.reload import live_keys
 from cosmodrome.errors import ConfigError, CosmodromeError
 from cosmodrome.wire import properties_text
+
+log = logging.getLogger("cosmo.config")
 
 BROKER_GROUPS: tuple[type[Options], ...] = (BrokerOptions, StoreOptions, SocketOptions)
 NAMESERVER_GROUPS: tuple[type[Options], ...] = (NameServerOptions, SocketOptions)
@@ -127,13 +138,59 @@ def _resolve(
     *,
     neighbours: Sequence[type[Options]] = (),
 ) -> Settings:
-    sources = [Source("default", defaults)]
+    weak = [Source("default", defaults)]
     if file is not None:
-        sources.append(Source(file, _read(file)))
-    sources.append(environment_source(environ, groups))
-    sources.append(flag_source(pairs))
-    sources.append(flags)
-    return resolve(groups, sources, neighbours=neighbours)
+        weak.append(Source(file, _read(file)))
+    strong = [environment_source(environ, groups), flag_source(pairs), flags]
+    settings = resolve(groups, [*weak, *strong], neighbours=neighbours)
+    if StoreOptions not in groups:
+        return settings
+    # Only now is it known where the store is, and with it what requests changed.
+    overrides = _overrides(settings.get(StoreOptions).store_path_root_dir, groups)
+    if overrides is None:
+        return settings
+    settings = resolve(groups, [*weak, overrides, *strong], neighbours=neighbours)
+    for key in overrides.values:
+        if settings.origins[key] != overrides.name:
+            log.warning(
+                "override without effect key=%s file=%s reason=%r",
+                *(key, overrides.name, f"set by {settings.origins[key]}"),
+            )
+    return settings
+
+
+def _overrides(root: str, groups: Sequence[type[Options]]) -> Source | None:
+    """What was changed while the broker ran; the generation before when the file is damaged."""
+    path = os.path.join(root, "config", OVERRIDES_NAME)
+    disk = RealDisk()
+    if not root or not disk.exists(path):
+        return None
+    try:
+        return _override_source(path, _read(path), groups)
+    except ConfigError as error:
+        if not disk.exists(path + ".bak"):
+            raise
+        log.error(
+            "overrides_damaged file=%s error=%s; using the previous generation %s.bak: the last"
+            " change may be missing",
+            *(path, error, path),
+        )
+        return _override_source(path, _read(path + ".bak"), groups)
+
+
+def _override_source(
+    path: str, values: Mapping[str, str], groups: Sequence[type[Options]]
+) -> Source:
+    live = {key for group in groups for key in live_keys(group)}
+    fixed = sorted(set(values) - live)
+    if fixed:
+        raise ConfigError(
+            f"{path}: {fixed[0][:64]} cannot be set here, only what may change while the broker"
+            " runs; move it to the settings file (-c)"
+        )
+    source = Source(path, values)
+    resolve(groups, [source])  # a bad value is this file's fault
+    return source
 
 
 def _read(path: str) -> dict[str, str]:

@@ -25,6 +25,8 @@ log = logging.getLogger("cosmo.config")
 O = TypeVar("O", bound=Options)  # noqa: E741
 
 ENVIRONMENT_PREFIX = "COSMO_"
+# Below the store's config directory: what requests changed, so that a restart keeps it.
+OVERRIDES_NAME = "brokerOverrides.properties"
 # Compat: the two variables upstream's start scripts and programs read.
 ENVIRONMENT_UPSTREAM = {"NAMESRV_ADDR": "namesrvAddr", "ROCKETMQ_HOME": "rocketmqHome"}
 
@@ -109,7 +111,7 @@ def environment_source(environ: Mapping[str, str], groups: Sequence[type[Options
         if name not in known:
             raise ConfigError(
                 f"environment variable {variable} names no setting"
-                f"{_nearest(name, known, ENVIRONMENT_PREFIX)}"
+                f"{nearest(name, known, ENVIRONMENT_PREFIX)}"
             )
         values[known[name]] = text
     return Source("environment", values)
@@ -126,15 +128,16 @@ def flag_source(pairs: Sequence[str]) -> Source:
     return Source("--set", values)
 
 
-def describe(group: type[Options]) -> list[tuple[str, str, str, str]]:
-    """Rows of (key, type, default, meaning) for the documentation."""
+def describe(group: type[Options]) -> list[tuple[str, str, str, str, bool]]:
+    """Rows of (key, type, default, meaning, whether it may change later) for the documentation."""
     rows = []
     blank = group()
     for field in msgspec.structs.fields(group):
         kind, meta = _kind(field.type)
         default = getattr(blank, field.name)
         shown = str(default).lower() if isinstance(default, bool) else str(default)
-        rows.append((field.encode_name, kind, shown, meta.description or ""))
+        live = bool((meta.extra or {}).get("live"))
+        rows.append((field.encode_name, kind, shown, meta.description or "", live))
     return rows
 
 
@@ -159,10 +162,10 @@ def _without_meaning(key: str, text: str, origin: str, known: Sequence[str]) -> 
         log.info("setting without effect key=%s origin=%s reason=%r", key, origin, UNUSED[key])
         return
     everything = [*known, *UNUSED, *REFUSED]
-    raise ConfigError(f"unknown setting {key} ({origin}){_nearest(key, everything)}")
+    raise ConfigError(f"unknown setting {key} ({origin}){nearest(key, everything)}")
 
 
-def _nearest(name: str, known: Mapping[str, object] | Sequence[str], prefix: str = "") -> str:
+def nearest(name: str, known: Mapping[str, object] | Sequence[str], prefix: str = "") -> str:
     lowered = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
     if close:

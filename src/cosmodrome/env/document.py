@@ -23,6 +23,13 @@ A flag wins over the environment, the environment over the file, the file over t
 `--set key=value` sets any key; `COSMO_BROKER_NAME=x` in the environment sets `brokerName`;
 `NAMESRV_ADDR` and `ROCKETMQ_HOME` are honoured as upstream does. `-p` prints what is in effect.
 An unknown key stops the start and names the nearest one. "(ours)" marks keys that upstream lacks.
+
+Keys marked *live* may be changed while the server runs (`mqadmin updateBrokerConfig`,
+`updateNamesrvConfig`): at once, all of a request or none of it. A broker keeps them in
+`config/brokerOverrides.properties` below its store (the generation before in `.bak`), which is read
+at the start after the settings file: an override wins over the file, the environment and flags win
+over the override. Set the key again, or remove its line while the broker is stopped, to undo it.
+A name server rewrites its settings file. All other keys are refused: set them in the file, restart.
 """
 
 
@@ -35,9 +42,12 @@ def render() -> str:
         ("Name server", NameServerOptions),
     )
     for title, group in groups:
-        parts.append(f"\n## {title}\n\n| key | value | default | meaning |\n|---|---|---|---|\n")
-        for key, kind, default, meaning in describe(group):
-            parts.append(f"| `{key}` | {kind} | {default or '—'} | {meaning} |\n")
+        parts.append(
+            f"\n## {title}\n\n| key | value | default | live | meaning |\n|---|---|---|---|---|\n"
+        )
+        for key, kind, default, meaning, live in describe(group):
+            mark = "yes" if live else ""
+            parts.append(f"| `{key}` | {kind} | {default or '—'} | {mark} | {meaning} |\n")
     parts.append(
         "\n## Accepted without effect\n\nRocketMQ knows these keys; here they are accepted with"
         " one log line, for the reason given.\n\n| reason | keys |\n|---|---|\n"

@@ -3,7 +3,8 @@
 Names are RocketMQ's own (snake case here, camel case in files and on the command line), so a
 `broker.conf` or `namesrv.conf` is read unchanged. Where a default differs from upstream's the
 meaning says so. `config.py` reads files, environment and flags into these; nothing else here.
-Objects are immutable: a running service never sees its settings change under it.
+Objects are immutable, except that fields marked `live` change on request (see `reload.py`): read
+those where they are used, copy the others as you like.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from msgspec import Meta
 MIB = 1024 * 1024
 
 
-def _said(text: str, *, least: int | None = None, most: int | None = None) -> Meta:
-    return Meta(description=text, ge=least, le=most)
+def _said(
+    text: str, *, least: int | None = None, most: int | None = None, live: bool = False
+) -> Meta:
+    return Meta(description=text, ge=least, le=most, extra={"live": True} if live else None)
 
 
 class Options(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
@@ -68,6 +71,7 @@ class StoreOptions(Options, frozen=True, kw_only=True):
             "ms one sync may take while more than 64 MiB wait for it, before sends are answered"
             " busy; above 256 MiB they are in any case (SYNC_FLUSH)",
             least=1,
+            live=True,
         ),
     ] = 1000
     flush_interval_commit_log: Annotated[
@@ -83,9 +87,9 @@ class StoreOptions(Options, frozen=True, kw_only=True):
     message_index_enable: Annotated[bool, _said("index messages by key")] = True
     max_hash_slot_num: Annotated[int, _said("hash slots per index file", least=1)] = 5_000_000
     max_index_num: Annotated[int, _said("entries per index file", least=2)] = 20_000_000
-    max_msgs_num_batch: Annotated[int, _said("messages one key query returns at most", least=1)] = (
-        64
-    )
+    max_msgs_num_batch: Annotated[
+        int, _said("messages one key query returns at most", least=1, live=True)
+    ] = 64
     message_delay_level: Annotated[
         str,
         _said(
@@ -101,16 +105,16 @@ class StoreOptions(Options, frozen=True, kw_only=True):
         ),
     ] = 40
     max_transfer_bytes_on_message_in_memory: Annotated[
-        int, _said("bytes per pull, warm", least=1)
+        int, _said("bytes per pull, warm", least=1, live=True)
     ] = 262_144
     max_transfer_count_on_message_in_memory: Annotated[
-        int, _said("messages per pull, warm", least=1)
+        int, _said("messages per pull, warm", least=1, live=True)
     ] = 32
     max_transfer_bytes_on_message_in_disk: Annotated[
-        int, _said("bytes per pull, cold", least=1)
+        int, _said("bytes per pull, cold", least=1, live=True)
     ] = 65_536
     max_transfer_count_on_message_in_disk: Annotated[
-        int, _said("messages per pull, cold", least=1)
+        int, _said("messages per pull, cold", least=1, live=True)
     ] = 8
     flush_delay_offset_interval: Annotated[
         int, _said("ms between saves of how far delayed messages were delivered", least=1)
@@ -135,16 +139,19 @@ class StoreOptions(Options, frozen=True, kw_only=True):
             "hours a commit-log file is kept after its last write; queues and index follow the"
             " log; one time for all topics",
             least=0,
+            live=True,
         ),
     ] = 72
     delete_when: Annotated[
-        str, _said("hours of the day, separated by ;, in which expired files are removed")
+        str,
+        _said("hours of the day, separated by ;, in which expired files are removed", live=True),
     ] = "04"
     disk_max_used_space_ratio: Annotated[
         int,
         _said(
             "percent of the disk used above which expired files are removed at any hour; held"
-            " between 10 and 95"
+            " between 10 and 95",
+            live=True,
         ),
     ] = 75
     disk_space_clean_forcibly_ratio: Annotated[
@@ -154,26 +161,34 @@ class StoreOptions(Options, frozen=True, kw_only=True):
             " not expired",
             least=10,
             most=100,
+            live=True,
         ),
     ] = 85
     clean_file_forcibly_enable: Annotated[
-        bool, _said("allow the removal of files that have not expired when the disk is full")
+        bool,
+        _said("allow the removal of files that have not expired when the disk is full", live=True),
     ] = True
     disk_space_warning_level_ratio: Annotated[
-        int, _said("percent of the disk used at which sends are refused", least=10, most=100)
+        int,
+        _said("percent of the disk used at which sends are refused", least=10, most=100, live=True),
     ] = 90
     clean_resource_interval: Annotated[
-        int, _said("ms between looks for files to remove; the first comes after 60 s", least=1)
+        int,
+        _said(
+            "ms between looks for files to remove; the first comes after 60 s", least=1, live=True
+        ),
     ] = 10_000
     delete_commit_log_files_interval: Annotated[
-        int, _said("ms between the removals of two commit-log files", least=0)
+        int, _said("ms between the removals of two commit-log files", least=0, live=True)
     ] = 100
     delete_consume_queue_files_interval: Annotated[
-        int, _said("ms between the removals of two queue files", least=0)
+        int, _said("ms between the removals of two queue files", least=0, live=True)
     ] = 100
-    delete_file_batch_max: Annotated[int, _said("commit-log files removed per look", least=1)] = 10
+    delete_file_batch_max: Annotated[
+        int, _said("commit-log files removed per look", least=1, live=True)
+    ] = 10
     redelete_hanged_file_interval: Annotated[
-        int, _said("ms until the removal of a file that failed is tried again", least=1)
+        int, _said("ms until the removal of a file that failed is tried again", least=1, live=True)
     ] = 120_000
     transient_store_pool_enable: Annotated[
         bool,
@@ -227,21 +242,26 @@ class BrokerOptions(Options, frozen=True, kw_only=True):
     ] = 10911
     bind_address: Annotated[str, _said("address to listen on")] = "127.0.0.1"
     broker_permission: Annotated[
-        int, _said("4 read + 2 write, for all topics", least=0, most=7)
+        int, _said("4 read + 2 write, for all topics", least=0, most=7, live=True)
     ] = 6
     register_name_server_period: Annotated[
         int, _said("ms between registrations, held between 10000 and 60000", least=1)
     ] = 30_000
-    register_broker_timeout_mills: Annotated[int, _said("ms for one registration", least=1)] = 6000
-    compressed_register: Annotated[bool, _said("send registrations compressed")] = False
+    register_broker_timeout_mills: Annotated[
+        int, _said("ms for one registration", least=1, live=True)
+    ] = 6000
+    compressed_register: Annotated[bool, _said("send registrations compressed", live=True)] = False
     force_register: Annotated[
-        bool, _said("send the whole topic table each time instead of asking whether it changed")
+        bool,
+        _said(
+            "send the whole topic table each time instead of asking whether it changed", live=True
+        ),
     ] = True
     auto_create_topic_enable: Annotated[
-        bool, _said("a send to an unknown topic creates it from TBW102")
+        bool, _said("a send to an unknown topic creates it from TBW102", live=True)
     ] = True
     auto_create_subscription_group: Annotated[
-        bool, _said("a consumer of an unknown group creates it")
+        bool, _said("a consumer of an unknown group creates it", live=True)
     ] = True
     default_topic_queue_nums: Annotated[int, _said("queues of TBW102", least=1)] = 8
     cluster_topic_enable: Annotated[bool, _said("the topic named like the cluster is usable")] = (
@@ -250,54 +270,64 @@ class BrokerOptions(Options, frozen=True, kw_only=True):
     broker_topic_enable: Annotated[bool, _said("the topic named like the broker is usable")] = True
     trace_topic_enable: Annotated[bool, _said("create the trace topic at start")] = False
     msg_trace_topic_name: Annotated[str, _said("name of the trace topic")] = "RMQ_SYS_TRACE_TOPIC"
-    trace_on: Annotated[bool, _said("tell clients that tracing is on")] = True
+    trace_on: Annotated[bool, _said("tell clients that tracing is on", live=True)] = True
     region_id: Annotated[str, _said("region told to clients")] = "DefaultRegion"
-    reject_transaction_message: Annotated[bool, _said("refuse transactional sends")] = False
+    reject_transaction_message: Annotated[bool, _said("refuse transactional sends", live=True)] = (
+        False
+    )
     transaction_time_out: Annotated[
-        int, _said("ms after which a producer is asked how its transaction ended", least=0)
+        int,
+        _said("ms after which a producer is asked how its transaction ended", least=0, live=True),
     ] = 6000
     transaction_check_max: Annotated[
         int,
-        _said("times a producer is asked before a transaction is given up", least=1),
+        _said("times a producer is asked before a transaction is given up", least=1, live=True),
     ] = 15
     transaction_check_interval: Annotated[
-        int, _said("ms between looks for transactions without an end", least=1)
+        int, _said("ms between looks for transactions without an end", least=1, live=True)
     ] = 60_000
     store_reply_message_enable: Annotated[
-        bool, _said("store the replies of request-reply messaging besides delivering them")
+        bool,
+        _said("store the replies of request-reply messaging besides delivering them", live=True),
     ] = True
-    slave_read_enable: Annotated[bool, _said("suggest a slave to consumers far behind")] = False
+    slave_read_enable: Annotated[
+        bool, _said("suggest a slave to consumers far behind", live=True)
+    ] = False
     enable_property_filter: Annotated[
         bool,
         _said("consumers may filter by SQL92 expressions (on by default here; upstream's is off)"),
     ] = True
     filter_support_retry: Annotated[
         bool,
-        _said("retried messages pass the SQL92 filter of their original topic once more"),
+        _said(
+            "retried messages pass the SQL92 filter of their original topic once more", live=True
+        ),
     ] = False
     filter_data_clean_time_span: Annotated[
         int, _said("ms that the SQL92 filter of a group without members is kept", least=1)
     ] = 86_400_000
-    long_polling_enable: Annotated[bool, _said("hold pulls that find nothing")] = True
+    long_polling_enable: Annotated[bool, _said("hold pulls that find nothing", live=True)] = True
     short_polling_time_mills: Annotated[
-        int, _said("ms a pull is held without long polling", least=1)
+        int, _said("ms a pull is held without long polling", least=1, live=True)
     ] = 1000
     pulls_held_max: Annotated[
         int,
         _said("held pulls at once; further ones are answered 'not found' at once (ours)", least=0),
     ] = 100_000
     notify_consumer_ids_changed_enable: Annotated[
-        bool, _said("tell group members when the membership changes")
+        bool, _said("tell group members when the membership changes", live=True)
     ] = True
     flush_consumer_offset_interval: Annotated[
         int, _said("ms between saves of offsets", least=1)
     ] = 5000
     start_accept_send_request_time_stamp: Annotated[
-        int, _said("sends before this wall time (ms) are refused")
+        int, _said("sends before this wall time (ms) are refused", live=True)
     ] = 0
-    enable_detail_stat: Annotated[bool, _said("keep statistics of each queue, too")] = True
+    enable_detail_stat: Annotated[bool, _said("keep statistics of each queue, too", live=True)] = (
+        True
+    )
     broker_fast_failure_enable: Annotated[
-        bool, _said("answer busy while the broker is overloaded")
+        bool, _said("answer busy while the broker is overloaded", live=True)
     ] = True
     wait_time_mills_in_send_queue: Annotated[
         int,
@@ -305,11 +335,12 @@ class BrokerOptions(Options, frozen=True, kw_only=True):
             "ms that requests wait for their turn, ten looks in a row, from which on sends are"
             " answered busy",
             least=1,
+            live=True,
         ),
     ] = 200
-    default_query_max_num: Annotated[int, _said("messages a unique-key query returns", least=1)] = (
-        32
-    )
+    default_query_max_num: Annotated[
+        int, _said("messages a unique-key query returns", least=1, live=True)
+    ] = 32
 
 
 class NameServerOptions(Options, frozen=True, kw_only=True):
@@ -320,13 +351,14 @@ class NameServerOptions(Options, frozen=True, kw_only=True):
     rocketmq_home: Annotated[str, _said("home directory, from ROCKETMQ_HOME")] = ""
     kv_config_path: Annotated[str, _said("file of the KV table")] = ""
     config_store_path: Annotated[str, _said("file that config updates rewrite")] = ""
-    product_env_name: Annotated[str, _said("label of this environment")] = "center"
+    product_env_name: Annotated[str, _said("label of this environment", live=True)] = "center"
     order_message_enable: Annotated[
-        bool, _said("put order-topic configuration into route answers")
+        bool, _said("put order-topic configuration into route answers", live=True)
     ] = False
     scan_not_active_broker_interval: Annotated[
-        int, _said("ms between scans for silent brokers", least=1)
+        int, _said("ms between scans for silent brokers", least=1, live=True)
     ] = 10_000
     broker_expired_time: Annotated[
-        int, _said("ms without registration after which a broker is dropped (ours)", least=1)
+        int,
+        _said("ms without registration after which a broker is dropped (ours)", least=1, live=True),
     ] = 120_000

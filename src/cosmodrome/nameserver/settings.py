@@ -1,6 +1,6 @@
 """The settings of a running name server: shown to anyone, changed one allowed key at a time.
 
-Only keys listed here change at run time, and none of them is a path, an address or a limit
+Only keys declared live change at run time, and none of them is a path, an address or a limit
 of the socket: a request must never decide where this process writes or listens. An update is
 taken as a whole or not at all, and is on disk (when a settings file is known) before it acts.
 """
@@ -16,14 +16,13 @@ import msgspec
 
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import NameServerOptions, Options, SocketOptions
+from cosmodrome.env.reload import live_keys
 from cosmodrome.errors import Code, ProtocolError, Refused
 from cosmodrome.wire import properties_text
 
 log = logging.getLogger(__name__)
 
-CHANGEABLE = frozenset(
-    {"orderMessageEnable", "productEnvName", "brokerExpiredTime", "scanNotActiveBrokerInterval"}
-)
+CHANGEABLE = live_keys(NameServerOptions)
 # Compat: upstream's black list; by its sense every other path is on it too.
 BLACK_LIST = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
 PATH_ENDINGS = ("path", "dir", "home", "file")

@@ -84,7 +84,7 @@ class Flush:
         synced: bool,
         timeout_ms: int,
         interval_ms: int,
-        busy_ms: int = 1000,
+        busy_ms: Callable[[], int] = lambda: 1000,
         pooled: bool = False,
     ) -> None:
         self.durable_end = 0
@@ -98,7 +98,7 @@ class Flush:
         self._pooled = pooled  # to be staged is enough for an acknowledgement
         self._timeout_seconds = timeout_ms / 1000
         self._interval_seconds = interval_ms / 1000
-        self._busy_seconds = busy_ms / 1000
+        self._busy_ms = busy_ms
         self._sync_began = 0.0
         self._for_written = _Waiters()
         self._for_durable = _Waiters()
@@ -141,7 +141,7 @@ class Flush:
         seconds = 0.0
         if self._syncing is not None:
             seconds = asyncio.get_running_loop().time() - self._sync_began
-        if behind <= UNSYNCED_BYTES_MAX and seconds <= self._busy_seconds:
+        if behind <= UNSYNCED_BYTES_MAX and seconds * 1000 <= self._busy_ms():
             return None
         return (
             f"{behind} bytes wait for the disk to sync them, the sync under way has taken"

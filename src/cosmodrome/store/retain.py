@@ -69,8 +69,7 @@ class Retention:
     ) -> None:
         self._options = options
         self._env = env
-        self._hours = hours_of(options.delete_when)
-        self._space_percent = min(95, max(10, options.disk_max_used_space_ratio))
+        hours_of(options.delete_when)  # refused at once rather than at the first look
         self._root = root
         self._log = log
         self._flush = flush
@@ -125,7 +124,7 @@ class Retention:
         if stuck is not None and (loop.time() < self._retry_at or not await self._remove(stuck)):
             return 0
         space, at_once = await self._judge_space()
-        due = self._requested > 0 or space or self._hour() in self._hours
+        due = self._requested > 0 or space or self._hour() in hours_of(self._options.delete_when)
         self._requested = max(0, self._requested - 1)
         removed = 0
         while due and removed < self._options.delete_file_batch_max and not self._stopping:
@@ -243,7 +242,7 @@ class Retention:
         at_once = ratio * 100 > min(
             options.disk_space_clean_forcibly_ratio, options.disk_space_warning_level_ratio
         )
-        space = ratio * 100 > self._space_percent
+        space = ratio * 100 > min(95, max(10, options.disk_max_used_space_ratio))
         return space or at_once, at_once and options.clean_file_forcibly_enable
 
     def _fullest(self) -> float | None:

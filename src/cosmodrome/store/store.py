@@ -32,7 +32,7 @@ from cosmodrome.store.queue import Queues, check_path_names
 from cosmodrome.store.read import Reader
 from cosmodrome.store.recover import Recovery
 from cosmodrome.store.removed import Removed
-from cosmodrome.store.retain import Retention
+from cosmodrome.store.retain import Retention, hours_of
 from cosmodrome.store.segment import OpenFiles, Warming
 from cosmodrome.store.upkeep import Upkeep
 from cosmodrome.store.values import (
@@ -57,6 +57,7 @@ __all__ = [
     "Store",
     "StoreFacts",
     "Stored",
+    "hours_of",
 ]
 
 MEMORY_BYTES_ASSUMED = 8 << 30
@@ -126,7 +127,7 @@ class Store:
             synced=options.flush_disk_type == "SYNC_FLUSH",
             timeout_ms=options.sync_flush_timeout,
             interval_ms=options.flush_interval_commit_log,
-            busy_ms=options.os_page_cache_busy_time_out_mills,
+            busy_ms=lambda: options.os_page_cache_busy_time_out_mills,
             pooled=_pool(options) is not None,
         )
         self._flush.on_sync_failed = self._mark_doubt

@@ -370,7 +370,7 @@ async def test_samples_are_taken_by_themselves(monkeypatch: pytest.MonkeyPatch) 
 
 def test_settings_are_properties_text() -> None:
     groups = (BrokerOptions(broker_name="b"), StoreOptions(), SocketOptions())
-    settings = Settings(groups, real_env().clock)
+    settings = Settings(groups, real_env(), "unused")
     reply = settings.get_broker_config(GetBrokerConfig(), CALL)
     shown = properties_text.loads(reply.body)
     assert shown["brokerName"] == "b"

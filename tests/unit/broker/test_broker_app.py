@@ -277,7 +277,7 @@ async def test_settings_and_figures(broker: Broker, channel: Channel) -> None:
 
 async def test_unknown_and_planned_codes_are_answered(channel: Channel) -> None:
     with pytest.raises(Refused) as refused:
-        await channel.call(commands.UpdateBrokerConfig(body=b"x=1"))
+        await channel.call(commands.TriggerDeleteFiles())
     assert refused.value.code == Code.REQUEST_CODE_NOT_SUPPORTED
 
 

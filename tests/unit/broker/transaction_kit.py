@@ -86,7 +86,7 @@ class Bank:
         self.check_back = CheckBack(
             *(self.options, self.store, self.topics, self.offsets, self.clients),
             *(self.decisions, self.env),
-            age_ms_max=72 * HOUR_MS,
+            age_ms_max=lambda: 72 * HOUR_MS,
             enabled=role != "SLAVE",
         )
         self._tables = (self.topics, self.groups, self.offsets)

@@ -108,5 +108,5 @@ def test_no_key_is_both_effective_and_unused() -> None:
 
 def test_every_setting_is_described() -> None:
     for group in (*BROKER, NameServerOptions):
-        for key, kind, _default, meaning in describe(group):
+        for key, kind, _default, meaning, _live in describe(group):
             assert kind and meaning, key

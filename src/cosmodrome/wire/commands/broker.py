@@ -14,14 +14,9 @@ class GetBrokerConfigReply(Reply):
     version: str
 
 
-@command(
-    25,
-    "UPDATE_BROKER_CONFIG",
-    served_by=BROKER,
-    planned="changing settings while running is not served yet; edit the file and restart",
-)
+@command(25, "UPDATE_BROKER_CONFIG", served_by=BROKER)
 class UpdateBrokerConfig(Command[Reply]):
-    """Change settings; the body is properties text."""
+    """Change settings that are live, all of the request or nothing; the body is properties text."""
 
 
 @command(26, "GET_BROKER_CONFIG", served_by=BROKER)
