@@ -87,10 +87,12 @@ class Announce:
         options: BrokerOptions,
         topics: Topics,
         connect: Callable[[str, int], Channel] = Channel,
+        filter_servers: Callable[[], list[str]] = list,
     ) -> None:
         self._options = options
         self._topics = topics
         self._connect = connect
+        self._filter_servers = filter_servers
         self._addresses = parse_name_servers(options.namesrv_addr)
         self._peers: list[_Peer] = []
         topics.changed.subscribe(self._on_change)
@@ -99,7 +101,10 @@ class Announce:
         if self._peers:
             return
         for host, port in self._addresses:
-            peer = _Peer(self._options, self._topics, identity, self._connect(host, port))
+            peer = _Peer(
+                *(self._options, self._topics, identity, self._connect(host, port)),
+                self._filter_servers,
+            )
             peer.on_reply = self._mark_ordered
             self._peers.append(peer)
             peer.start()
@@ -127,6 +132,10 @@ class Announce:
             return True, f"registered with {self.registered} of {len(self._addresses)} name servers"
         return False, f"not registered with any name server ({why or 'no answer yet'})"
 
+    def renew(self) -> None:
+        """Register soon: something that every registration carries has changed."""
+        self._on_change(())
+
     async def announced(self) -> None:
         """Return once the name servers that answer know the last change, or after a moment."""
         attempts = [peer.settled() for peer in self._peers if peer.registered]
@@ -147,7 +156,12 @@ class _Peer:
     """The registration with one name server."""
 
     def __init__(
-        self, options: BrokerOptions, topics: Topics, identity: Identity, channel: Channel
+        self,
+        options: BrokerOptions,
+        topics: Topics,
+        identity: Identity,
+        channel: Channel,
+        filter_servers: Callable[[], list[str]],
     ) -> None:
         self.name = f"{channel.host}:{channel.port}"
         self.registered = False
@@ -158,6 +172,7 @@ class _Peer:
         self._topics = topics
         self._identity = identity
         self._channel = channel
+        self._filter_servers = filter_servers
         self._period_s = (
             min(max(options.register_name_server_period, PERIOD_MS_MIN), PERIOD_MS_MAX) / 1000
         )
@@ -293,6 +308,7 @@ class _Peer:
         who = self._identity
         body = registration_body(
             self._topics.wrapper(names),
+            filter_servers=self._filter_servers(),
             broker_permission=self._options.broker_permission,
             compressed=self._options.compressed_register,
         )
@@ -322,7 +338,11 @@ class _Peer:
 
 
 def registration_body(
-    wrapper: TopicConfigSerializeWrapper, *, broker_permission: int, compressed: bool
+    wrapper: TopicConfigSerializeWrapper,
+    *,
+    broker_permission: int,
+    compressed: bool,
+    filter_servers: Sequence[str] = (),
 ) -> bytes:
     """What a registration carries."""
     if broker_permission & PERM_READ_WRITE != PERM_READ_WRITE:
@@ -330,7 +350,9 @@ def registration_body(
             data_version=wrapper.data_version,
             topic_config_table=_lowered(wrapper.topic_config_table, broker_permission),
         )
-    body = RegisterBrokerBody(topic_config_serialize_wrapper=wrapper, filter_server_list=[])
+    body = RegisterBrokerBody(
+        topic_config_serialize_wrapper=wrapper, filter_server_list=list(filter_servers)
+    )
     return bodies.encode_registration(body, compressed=compressed)
 
 

@@ -27,6 +27,7 @@ from cosmodrome.broker.consume import Consume
 from cosmodrome.broker.defer import Deferral
 from cosmodrome.broker.delay import Delays
 from cosmodrome.broker.expressions import Expressions
+from cosmodrome.broker.filter_servers import FilterServers
 from cosmodrome.broker.filters import Filters
 from cosmodrome.broker.groups import GroupDeleted, Groups
 from cosmodrome.broker.halves import Decisions
@@ -54,7 +55,7 @@ from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
 from cosmodrome.errors import ConfigError
 from cosmodrome.layout import TOPIC_BYTES_MAX
 from cosmodrome.store.store import DelayLevels, Store, hours_of
-from cosmodrome.transport.ports import HA_OFFSET, VIP_OFFSET, free_base_port
+from cosmodrome.transport.ports import HA_OFFSET, VIP_OFFSET, advertised_host, free_base_port
 from cosmodrome.transport.router import Router
 from cosmodrome.transport.server import Server
 from cosmodrome.wire.commands.consume import PullReply
@@ -66,10 +67,6 @@ log = logging.getLogger(__name__)
 
 MASTERS = ("ASYNC_MASTER", "SYNC_MASTER")
 SLAVE = "SLAVE"
-ANY_ADDRESS = ("", "0.0.0.0", "::")
-LOOPBACK = "127.0.0.1"
-# Documentation address (RFC 5737): connecting a datagram socket to it sends nothing.
-ELSEWHERE = ("192.0.2.1", 9)
 
 _LABEL = re.compile(r"[%|a-zA-Z0-9_.-]+\Z")
 _NOT_ALLOWED = re.compile(r"[^%|a-zA-Z0-9_-]")
@@ -117,6 +114,7 @@ class Broker:
         stats: Stats,
         pressure: Pressure,
         check_back: CheckBack,
+        filter_servers: FilterServers,
         waiters: Waiters[PullReply],
         announce: Announce,
         server: Server,
@@ -132,7 +130,7 @@ class Broker:
             *(topics, groups, offsets, expressions, clients, admin),
             *(delays, timers, check_back),
         )
-        self._watches = (stats, pressure)
+        self._watches = (stats, pressure, filter_servers)
         self._waiters = waiters
         self._announce = announce
         self._server = server
@@ -269,7 +267,9 @@ def build_broker(
         put_times=put_times,
         address=lambda: place.address,
     )
-    announce = Announce(options, topics)
+    filter_servers = FilterServers(options)
+    announce = Announce(options, topics, filter_servers=filter_servers.addresses)
+    filter_servers.changed.subscribe(lambda _: announce.renew())
     transactions, check_back = _transactions(
         *(options, store, messages, topics, offsets, clients, deferral, env, stats),
         lambda: place.packed,
@@ -288,12 +288,12 @@ def build_broker(
         Audit(options, messages, topics, offsets, clients, expressions, env.clock),
         *(Query(options, messages), admin, settings),
         StatsView(stats, messages, env.clock, options.broker_cluster_name),
-        Cleaning(messages, topics),
+        *(Cleaning(messages, topics), filter_servers),
     )
     server = Server(Router(BROKER, services), sockets, "broker")
     return Broker(
         *(options, place, messages, topics, groups, offsets, expressions, clients, admin),
-        *(delays, timers, stats, pressure, check_back, waiters, announce, server),
+        *(delays, timers, stats, pressure, check_back, filter_servers, waiters, announce, server),
         takes_sends=takes_sends,
     )
 
@@ -407,19 +407,6 @@ def _transactions(
         enabled=takes_sends,
     )
     return transactions, check_back
-
-
-def advertised_host(bind_address: str) -> str:
-    """The address to tell clients when none is configured."""
-    if bind_address not in ANY_ADDRESS:
-        return bind_address
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(ELSEWHERE)
-            host = str(probe.getsockname()[0])
-        except OSError:
-            return LOOPBACK  # no route to anywhere: only this machine can be meant
-    return LOOPBACK if host in ANY_ADDRESS else host
 
 
 def _checked(options: BrokerOptions, store: StoreOptions) -> BrokerOptions:

@@ -39,6 +39,20 @@ def broker() -> None:
     """The broker alone."""
 
 
+class _RunByDefault(click.Group):
+    """A group whose name alone means its `run`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@cosmo.group(cls=_RunByDefault)
+def filtersrv() -> None:
+    """The filter server, beside a broker: runs installed Python filters for its consumers."""
+
+
 cosmo.add_command(store_tools.store)
 cosmo.add_command(timer.timer)
 
@@ -156,6 +170,43 @@ def broker_run(
     from cosmodrome.cli import serve
 
     serve.run_broker(chosen, log_level=log_level)
+
+
+@filtersrv.command("run")
+@click.option(
+    "-b", "--broker", metavar="HOST:PORT", help="Broker to serve.  [default: 127.0.0.1:10911]"
+)
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="Port; 0 picks one.  [default: 0]")
+@click.option("--filters", metavar="DIR", help="Folder of the filters.  [default: ~/filters]")
+@click.option("--http-port", type=int, help="Health port; 0 picks one.  [default: none]")
+@click.option("-c", "--config", "file", metavar="FILE", help="A properties file.")
+@_common
+def filtersrv_run(
+    broker: str | None,
+    host: str | None,
+    port: int | None,
+    filters: str | None,
+    http_port: int | None,
+    file: str | None,
+    pairs: tuple[str, ...],
+    print_config: bool,
+    log_level: str,
+) -> None:
+    """Start a filter server.
+
+    Every *.py file in the folder of the filters says FILTERS = {"com.acme.Green": function};
+    a consumer subscribes with the name. SIGHUP reads the files again. See docs/filter-server.md.
+    """
+    chosen = settings.for_filterserver(
+        os.environ, file=file, pairs=pairs, broker=broker, host=host, port=port, filters=filters
+    )
+    if print_config:
+        click.echo(chosen.text(), nl=False)
+        return
+    from cosmodrome.cli import serve
+
+    serve.run_filterserver(chosen, http_port=http_port, log_level=log_level)
 
 
 def main() -> None:

@@ -21,18 +21,21 @@ from cosmodrome.cli.settings import Chosen
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import (
     BrokerOptions,
+    FilterServerOptions,
     NameServerOptions,
     SocketOptions,
     StoreOptions,
 )
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import ConfigError
+from cosmodrome.filterserver.app import FilterServer, build_filterserver
 from cosmodrome.nameserver.app import NameServer, build_nameserver
 from cosmodrome.transport.health import HealthServer
 
 log = logging.getLogger("cosmo")
 
 EXIT_SECOND_SIGNAL = 130
+EXIT_FILTERS_ABANDONED = 1
 # A supervisor may signal the process and its group: that is one wish, not impatience.
 SAME_SIGNAL_SECONDS = 1.0
 
@@ -105,6 +108,58 @@ def run_broker(chosen: Chosen, *, log_level: str) -> None:
             log.info("stopping: draining requests and syncing the store")
 
     _run(serve, log_level)
+
+
+def run_filterserver(chosen: Chosen, *, http_port: int | None, log_level: str) -> None:
+    assert chosen.filterserver is not None
+    options = chosen.filterserver.get(FilterServerOptions)
+    sockets = chosen.filterserver.get(SocketOptions)
+
+    async def serve(stop: asyncio.Event) -> None:
+        server = build_filterserver(options, sockets, real_env())
+        health = HealthServer(
+            {
+                "/livez": lambda: (True, "alive"),
+                "/readyz": server.ready,
+                "/startupz": lambda: (True, "started"),
+            }
+        )
+        async with _running(server, flag="--port"):
+            try:
+                where = ""
+                if http_port is not None:
+                    http = await _listen(
+                        health.listen(options.bind_address, http_port), "--http-port"
+                    )
+                    where = f", health http://{_dialled(options.bind_address)}:{http}/readyz"
+                await _filter(server, where, stop)
+            finally:
+                await health.stop()
+        if server.overdue:
+            # Their threads cannot be ended, and an ordinary exit would wait for them.
+            log.error("filters_abandoned count=%d; they did not come back", server.overdue)
+            logging.shutdown()
+            os._exit(EXIT_FILTERS_ABANDONED)
+
+    _run(serve, log_level)
+
+
+async def _filter(server: FilterServer, where: str, stop: asyncio.Event) -> None:
+    """Until the stop; SIGHUP reads the filters again."""
+    reloads: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        task = asyncio.create_task(server.reload())
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+    click.echo(
+        f"cosmodrome {__version__} filter server of broker {server.broker_name} is ready on"
+        f" {server.address}, filters: {', '.join(server.filters) or 'none'}{where}"
+    )
+    sys.stdout.flush()
+    await stop.wait()
 
 
 class _running:

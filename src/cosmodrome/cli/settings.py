@@ -17,6 +17,7 @@ from cosmodrome.env.config import (
 )
 from cosmodrome.env.options import (
     BrokerOptions,
+    FilterServerOptions,
     NameServerOptions,
     Options,
     SocketOptions,
@@ -31,6 +32,7 @@ log = logging.getLogger("cosmo.config")
 
 BROKER_GROUPS: tuple[type[Options], ...] = (BrokerOptions, StoreOptions, SocketOptions)
 NAMESERVER_GROUPS: tuple[type[Options], ...] = (NameServerOptions, SocketOptions)
+FILTERSERVER_GROUPS: tuple[type[Options], ...] = (FilterServerOptions, SocketOptions)
 UP_DATA = "cosmo-data"
 # `cosmo up` runs two servers; these keys mean the broker's, the name server has its own flags.
 _BROKER_FIRST = frozenset({"listenPort", "bindAddress"})
@@ -42,11 +44,12 @@ class Chosen:
 
     broker: Settings | None = None
     nameserver: Settings | None = None
+    filterserver: Settings | None = None
 
     def text(self) -> str:
         """The effective settings as properties, for --print-config."""
         merged: dict[str, str] = {}
-        for settings in (self.nameserver, self.broker):
+        for settings in (self.nameserver, self.broker, self.filterserver):
             if settings is not None:
                 merged.update((key, _shown(value)) for key, value in settings.items())
         return properties_text.dumps(dict(sorted(merged.items()))).decode()
@@ -85,6 +88,24 @@ def for_nameserver(
         defaults["configStorePath"] = os.path.abspath(file)
     flags = _flags(bindAddress=host, listenPort=port)
     return Chosen(nameserver=_resolve(NAMESERVER_GROUPS, defaults, file, environ, flags, pairs))
+
+
+def for_filterserver(
+    environ: Mapping[str, str],
+    *,
+    file: str | None = None,
+    pairs: Sequence[str] = (),
+    broker: str | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    filters: str | None = None,
+) -> Chosen:
+    home = environ.get("ROCKETMQ_HOME") or os.path.expanduser("~")
+    defaults = {"filterPath": os.path.join(home, "filters")}
+    flags = _flags(
+        connectWhichBroker=broker, bindAddress=host, listenPort=port, filterPath=_absolute(filters)
+    )
+    return Chosen(filterserver=_resolve(FILTERSERVER_GROUPS, defaults, file, environ, flags, pairs))
 
 
 def for_up(

@@ -7,6 +7,7 @@ import sys
 from cosmodrome.env.config import describe
 from cosmodrome.env.options import (
     BrokerOptions,
+    FilterServerOptions,
     NameServerOptions,
     Options,
     SocketOptions,
@@ -38,8 +39,9 @@ def render() -> str:
     groups: tuple[tuple[str, type[Options]], ...] = (
         ("Broker", BrokerOptions),
         ("Store", StoreOptions),
-        ("Sockets (broker and name server)", SocketOptions),
+        ("Sockets (all servers)", SocketOptions),
         ("Name server", NameServerOptions),
+        ("Filter server", FilterServerOptions),
     )
     for title, group in groups:
         parts.append(

@@ -343,6 +343,29 @@ class BrokerOptions(Options, frozen=True, kw_only=True):
     ] = 32
 
 
+class FilterServerOptions(Options, frozen=True, kw_only=True):
+    """The filter server."""
+
+    listen_port: Annotated[int, _said("port; 0 picks one", least=0, most=65535)] = 0
+    bind_address: Annotated[str, _said("address to listen on")] = "127.0.0.1"
+    rocketmq_home: Annotated[str, _said("home directory, from ROCKETMQ_HOME")] = ""
+    connect_which_broker: Annotated[
+        str, _said("the broker whose consumers are served, host:port")
+    ] = "127.0.0.1:10911"
+    filter_server_ip: Annotated[
+        str, _said("address that consumers are told; default is the bind address")
+    ] = msgspec.field(name="filterServerIP", default="")
+    filter_path: Annotated[
+        str, _said("folder of the filters, Python files; default is filters below the home (ours)")
+    ] = ""
+    filter_timeout_millis: Annotated[
+        int, _said("ms a filter has for the messages of one pull (ours)", least=1)
+    ] = 5000
+    pulls_in_flight_max: Annotated[
+        int, _said("pulls that may wait for the broker or a filter at once (ours)", least=1)
+    ] = 1024
+
+
 class NameServerOptions(Options, frozen=True, kw_only=True):
     """The name server."""
 

@@ -18,6 +18,7 @@ _REASONS: dict[str, str] = {
         clientManagerThreadPoolQueueCapacity consumerManagerThreadPoolQueueCapacity
         heartbeatThreadPoolQueueCapacity endTransactionPoolQueueCapacity
         waitTimeMillsInPullQueue waitTimeMillsInHeartbeatQueue waitTimeMillsInTransactionQueue
+        fsServerAsyncSemaphoreValue fsServerCallbackExecutorThreads fsServerWorkerThreads
     """,
     "the kernel and the event loop size socket buffers": """
         serverOnewaySemaphoreValue serverAsyncSemaphoreValue serverSocketSndBufSize
@@ -46,8 +47,15 @@ _REASONS: dict[str, str] = {
         haMasterAddress haSlaveFallbehindMax slaveTimeout
         enableScheduleAsyncDeliver
         scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
-        filterServerNums enableLmq enableMultiDispatch maxLmqConsumeQueueNum useTLS
+        enableLmq enableMultiDispatch maxLmqConsumeQueueNum useTLS
     """,
+    "operators start filter servers (`cosmo filtersrv run`), the broker starts nothing": """
+        filterServerNums
+    """,
+    "a filter server delivers records as they are stored": """
+        compressMsgBodyOverHowmuch zipCompressLevel
+    """,
+    "filters are installed by operators and not fetched": "filterClassRepertoryUrl",
     "statistics that were idle for a day are always dropped": "autoDeleteUnusedStats",
     "delayed messages are always counted when they are delivered": "enableScheduleMessageStats",
     "DLedger's Raft log is not part of this system": """
@@ -70,6 +78,9 @@ UNUSED: dict[str, str] = {key: reason for reason, keys in _REASONS.items() for k
 
 # key → what to do instead, when the file switches it on
 REFUSED: dict[str, str] = {
+    "clientUploadFilterClassEnable": (
+        "code that clients send is never run; remove the line and install the filters in filterPath"
+    ),
     "aclEnable": (
         "access control is not served yet, and starting without it would leave the broker open;"
         " remove the line and keep the broker on a trusted network"

@@ -1,4 +1,4 @@
-"""Ports nobody uses, for a broker that was asked to listen on port 0.
+"""Addresses of this machine: ports nobody uses, and the host that others are told.
 
 A broker needs three related ports: the main one, the VIP port two below it and the HA port one
 above it. The operating system gives away single ports only, so the three are tried out here.
@@ -11,6 +11,10 @@ import socket
 
 from cosmodrome.errors import ConfigError
 
+ANY_ADDRESS = ("", "0.0.0.0", "::")
+LOOPBACK = "127.0.0.1"
+# Documentation address (RFC 5737): connecting a datagram socket to it sends nothing.
+ELSEWHERE = ("192.0.2.1", 9)
 VIP_OFFSET = -2
 HA_OFFSET = 1
 _ATTEMPTS_MAX = 100
@@ -33,6 +37,19 @@ def free_base_port(host: str) -> int:
         f"found no three related free ports on {host!r} in {_ATTEMPTS_MAX} attempts;"
         " set listenPort to a port p with p, p-2 and p+1 free"
     )
+
+
+def advertised_host(bind_address: str) -> str:
+    """The address to tell clients when none is configured."""
+    if bind_address not in ANY_ADDRESS:
+        return bind_address
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(ELSEWHERE)
+            host = str(probe.getsockname()[0])
+        except OSError:
+            return LOOPBACK  # no route to anywhere: only this machine can be meant
+    return LOOPBACK if host in ANY_ADDRESS else host
 
 
 def _bind(held: contextlib.ExitStack, host: str, port: int) -> int | None:

@@ -43,7 +43,7 @@ def _lines() -> Iterator[str]:
     yield _INTRODUCTION
     yield "| server | codes | served |"
     yield "|---|---|---|"
-    for role in (Role.BROKER, Role.NAMESERVER):
+    for role in (Role.BROKER, Role.NAMESERVER, Role.FILTERSERVER):
         of_role = [row for row in table.values() if role in row.served_by]
         served = sum(not row.planned for row in of_role)
         yield f"| {role.value} | {len(of_role)} | {served} |"

@@ -6,7 +6,7 @@ from msgspec import field
 
 from cosmodrome.errors import Code
 from cosmodrome.wire.commands.fields import Int32, Int64
-from cosmodrome.wire.table import BROKER, CLIENT, Command, Reply, command
+from cosmodrome.wire.table import BROKER, CLIENT, FILTERSERVER, Command, Reply, command
 
 # Each of these carries the four offsets, whether or not it brings messages.
 PULLED = (
@@ -45,7 +45,7 @@ class PullRequest(Command[PullReply], kw_only=True):
     max_msg_bytes: Int32 | None = None  # Compat: 5.x
 
 
-@command(11, "PULL_MESSAGE", served_by=BROKER, success=PULLED)
+@command(11, "PULL_MESSAGE", served_by=(BROKER, FILTERSERVER), success=PULLED)
 class PullMessage(PullRequest):
     """Messages of one queue from an offset on; may wait for the first to arrive."""
 

@@ -7,8 +7,6 @@ from msgspec import field
 from cosmodrome.wire.commands.fields import Int32, Int64
 from cosmodrome.wire.table import BROKER, FILTERSERVER, Command, Reply, command
 
-_NO_FILTER_SERVERS = "filter servers are not part of this release"
-
 
 class RegisterFilterServerReply(Reply):
     """The broker's own name and id."""
@@ -17,14 +15,14 @@ class RegisterFilterServerReply(Reply):
     broker_id: Int64
 
 
-@command(301, "REGISTER_FILTER_SERVER", served_by=BROKER, planned=_NO_FILTER_SERVERS)
+@command(301, "REGISTER_FILTER_SERVER", served_by=BROKER)
 class RegisterFilterServer(Command[RegisterFilterServerReply]):
     """A filter server announces itself to its broker."""
 
     filter_server_addr: str
 
 
-@command(302, "REGISTER_MESSAGE_FILTER_CLASS", served_by=FILTERSERVER, planned=_NO_FILTER_SERVERS)
+@command(302, "REGISTER_MESSAGE_FILTER_CLASS", served_by=FILTERSERVER)
 class RegisterMessageFilterClass(Command[Reply]):
     """Name the filter that a group uses; code sent along is never run."""
 
