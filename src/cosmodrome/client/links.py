@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 from collections.abc import Collection
 from typing import Any
 
@@ -23,13 +24,19 @@ class Links:
         self._options = options
         self._router = router
         self._channels: dict[str, Channel] = {}
+        self._calls: collections.Counter[str] = collections.Counter()  # under way
         self._closed = False
 
     async def call(self, address: str, command: Command[R], timeout_ms: int | None = None) -> R:
         """Ask one peer. Unreachable, TimedOut or Refused when there is no good answer."""
-        return await self.channel(address).call(
-            command, self._options.call_timeout_ms if timeout_ms is None else timeout_ms
-        )
+        channel = self.channel(address)
+        self._calls[address] += 1
+        try:
+            return await channel.call(
+                command, self._options.call_timeout_ms if timeout_ms is None else timeout_ms
+            )
+        finally:
+            self._calls[address] -= 1
 
     async def notify(self, address: str, command: Command[Any]) -> None:
         """Send a one-way request, connecting first if need be; Unreachable when that fails."""
@@ -62,13 +69,20 @@ class Links:
         return f"{said}:{port + VIP_OFFSET}"
 
     async def drop_others(self, keep: Collection[str]) -> None:
-        """Close the connections to peers that are not needed any more."""
-        gone = [self._channels.pop(address) for address in set(self._channels) - set(keep)]
-        await asyncio.gather(*(channel.close() for channel in gone))
+        """Close the connections to peers that are not needed any more.
+
+        One that has a call under way stays: no route names the peers of administrative calls.
+        """
+        self._calls = +self._calls
+        await self._drop(set(self._channels) - set(keep) - set(self._calls))
 
     async def close(self) -> None:
         self._closed = True
-        await self.drop_others(())
+        await self._drop(set(self._channels))
+
+    async def _drop(self, addresses: set[str]) -> None:
+        gone = [self._channels.pop(address) for address in addresses]
+        await asyncio.gather(*(channel.close() for channel in gone))
 
     def _prepare(self, address: str, frame: Frame) -> None:
         for hook in self._options.rpc_hooks:

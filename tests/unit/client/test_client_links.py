@@ -1,0 +1,42 @@
+"""Connections by address: which ones stay and which ones go."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from cosmodrome.client.links import Links
+from cosmodrome.client.options import ClientOptions
+from cosmodrome.transport.router import Router
+from cosmodrome.wire import commands
+from cosmodrome.wire.table import CLIENT
+
+
+async def test_a_connection_with_a_call_under_way_is_not_dropped(node: Any) -> None:
+    links = Links(ClientOptions(), Router(CLIENT, (), partial=True))
+    address = f"127.0.0.1:{node.broker.port}"
+    held = asyncio.create_task(
+        links.call(
+            address,
+            commands.PullMessage(
+                consumer_group="g",
+                topic="SELF_TEST_TOPIC",
+                queue_id=0,
+                queue_offset=0,
+                max_msg_nums=1,
+                sys_flag=2 | 4,
+                commit_offset=0,
+                suspend_timeout_millis=300,
+                subscription="*",
+                sub_version=0,
+            ),
+        )
+    )
+    await asyncio.sleep(0.05)
+    channel = links.channel(address)
+    await links.drop_others(())
+    assert links.channel(address) is channel
+    assert (await held).code == 19
+    await links.drop_others(())
+    assert links.channel(address) is not channel
+    await links.close()
