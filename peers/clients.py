@@ -137,6 +137,7 @@ class Consumer:
     ) -> None:
         self.messages: list[Line] = []
         self.assigned: list[int] = []
+        self.places: list[str] = []  # the same as broker/queue
         self._seen: tuple[str, ...] = ()
         self._name = client.name
         self._events: queue.Queue[Line | None] = queue.Queue()
@@ -248,11 +249,15 @@ class Consumer:
         if line is None:
             return False
         self._seen = (*self._seen[-8:], line["event"])
+        self._note(line)
+        return True
+
+    def _note(self, line: Line) -> None:
         if line["event"] == "message":
             self.messages.append(line)
         elif line["event"] == "assigned":
             self.assigned = line["queues"]
-        return True
+            self.places = line["places"]
 
     def _read_output(self) -> None:
         assert self._child.stdout is not None
@@ -278,12 +283,13 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _java_command(header: str) -> Callable[[], list[str]]:
+def _java_command(header: str, *options: str) -> Callable[[], list[str]]:
     def command() -> list[str]:
         path = os.pathsep.join([str(java.driver_classes()), java.class_path("client")])
         return [
             *java.java_command("-Xmx256m", f"-Duser.home={BUILD / 'home'}", header=header),
             "-Drocketmq.client.logUseSlf4j=false",
+            *options,
             "-cp",
             path,
             "cosmodrome.peers.Driver",
@@ -304,7 +310,7 @@ def _go_command() -> list[str]:
             env={"GOMODCACHE": str(BUILD / "gomod"), "CGO_ENABLED": "0"},
         )
 
-    files = [folder / name for name in ("go.mod", "go.sum", "main.go")]
+    files = [folder / "go.mod", folder / "go.sum", *sorted(folder.glob("*.go"))]
     return [str(make_once("go-driver", files, product, make))]
 
 
@@ -356,6 +362,13 @@ _ALL_CONSUMES = frozenset({"push", "orderly"})
 
 JAVA = Client("java", _java_command("JSON"), _ALL_SENDS, _ALL_CONSUMES)
 JAVA_BINARY = Client("java-binary", _java_command("ROCKETMQ"), _ALL_SENDS, _ALL_CONSUMES)
+# Looks for routes, brokers and queues each second instead of twice a minute.
+JAVA_HURRIED = Client(
+    "java",
+    _java_command("JSON", "-Drocketmq.client.rebalance.waitInterval=1000", "-Dpeers.pollMs=1000"),
+    _ALL_SENDS,
+    _ALL_CONSUMES,
+)
 GO = Client("go", _go_command, _ALL_SENDS, _ALL_CONSUMES)
 # The wheel's batches are marked in a way that upstream's broker does not take for a batch (it
 # stores one message whose body is the encoded batch), so that mode is left out.

@@ -158,6 +158,18 @@ class JavaCluster:
 
     def start(self, timeout_s: float = 60) -> None:
         """Returns when the name server knows the broker."""
+        self.prepare()
+        try:
+            self.namesrv.start()
+            self.namesrv.wait_until(lambda: accepts(self.namesrv_port), timeout_s)
+            self.broker.start()
+            self.broker.wait_until(self._registered, timeout_s)
+        except BaseException:
+            self.kill9()
+            raise
+
+    def prepare(self) -> None:
+        """Writes the files that both processes read when they start."""
         _write_home(self.directory)
         conf = self.directory / "conf"
         (conf / "namesrv.conf").write_text(
@@ -171,14 +183,6 @@ class JavaCluster:
             )
         )
         (conf / "broker.conf").write_text(_properties(self._broker_settings()))
-        try:
-            self.namesrv.start()
-            self.namesrv.wait_until(lambda: accepts(self.namesrv_port), timeout_s)
-            self.broker.start()
-            self.broker.wait_until(self._registered, timeout_s)
-        except BaseException:
-            self.kill9()
-            raise
 
     def stop(self) -> None:
         """SIGTERM to both, broker first, and SIGKILL to what does not end."""

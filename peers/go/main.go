@@ -1,7 +1,10 @@
 // Drives the Go client from a test. The interface shared by all drivers is in clients.py.
 //
 //	send    NAMESRV TOPIC GROUP sync|async|oneway|batch|orderly      messages on standard input
-//	consume NAMESRV TOPIC GROUP EXPRESSION push|orderly|failing:MAX:LEVEL PROPERTIES   until end of input
+//	consume NAMESRV TOPIC GROUP EXPRESSION push|orderly|replying|failing:MAX:LEVEL PROPERTIES   until end of input
+//	flow     NAMESRV TOPIC GROUP TIMEOUT_MS sync PAUSE_MS            messages on standard input
+//	transact NAMESRV TOPIC GROUP SECONDS                             as in Driver.java
+//	request  NAMESRV TOPIC GROUP                                     as in Driver.java
 //
 // A mode may carry options, see clients.py; of this client alone: trace.
 package main
@@ -41,15 +44,21 @@ var (
 )
 
 func main() {
-	if len(os.Args) < 6 {
+	if len(os.Args) < 5 {
 		fail(fmt.Errorf("too few words"))
 	}
-	resolver := primitive.NewPassthroughResolver([]string{os.Args[2]})
+	resolver := primitive.NewPassthroughResolver(strings.Split(os.Args[2], ";"))
 	switch os.Args[1] {
 	case "send":
 		send(resolver, os.Args[3], os.Args[4], os.Args[5])
 	case "consume":
 		consume(resolver, os.Args[3], os.Args[4], os.Args[5], os.Args[6])
+	case "flow":
+		flow(resolver, os.Args[3], os.Args[4], os.Args[5], os.Args[6], os.Args[7])
+	case "transact":
+		transact(resolver, os.Args[3], os.Args[4], os.Args[5])
+	case "request":
+		request(resolver, os.Args[3], os.Args[4])
 	default:
 		fail(fmt.Errorf("unknown verb %s", os.Args[1]))
 	}
@@ -152,24 +161,29 @@ func readMessages(topic string, shardOf map[*primitive.Message]int) []*primitive
 			return messages
 		}
 		check(err)
-		message := primitive.NewMessage(topic, one.Body)
-		if one.Tags != nil {
-			message.WithTag(*one.Tags)
-		}
-		if one.Keys != nil {
-			message.WithKeys(strings.Split(*one.Keys, " "))
-		}
-		if one.Delay != nil {
-			message.WithDelayTimeLevel(*one.Delay)
-		}
-		for key, value := range one.Properties {
-			message.WithProperty(key, value)
-		}
+		message := messageOf(topic, one)
 		if one.Shard != nil {
 			shardOf[message] = *one.Shard
 		}
 		messages = append(messages, message)
 	}
+}
+
+func messageOf(topic string, one asked) *primitive.Message {
+	message := primitive.NewMessage(topic, one.Body)
+	if one.Tags != nil {
+		message.WithTag(*one.Tags)
+	}
+	if one.Keys != nil {
+		message.WithKeys(strings.Split(*one.Keys, " "))
+	}
+	if one.Delay != nil {
+		message.WithDelayTimeLevel(*one.Delay)
+	}
+	for key, value := range one.Properties {
+		message.WithProperty(key, value)
+	}
+	return message
 }
 
 func sent(index int, result *primitive.SendResult) line {
@@ -180,6 +194,7 @@ func sent(index int, result *primitive.SendResult) line {
 	return line{
 		"event": "sent", "index": index, "status": status,
 		"msg_id": result.MsgID, "offset_msg_id": result.OffsetMsgID,
+		"broker":   result.MessageQueue.BrokerName,
 		"queue_id": result.MessageQueue.QueueId, "queue_offset": result.QueueOffset,
 	}
 }
@@ -222,10 +237,15 @@ func consume(resolver primitive.NsResolver, topic, group, expression, mode strin
 	}
 	c, err := rocketmq.NewPushConsumer(options...)
 	check(err)
-	check(c.Subscribe(topic, consumer.MessageSelector{Type: consumer.TAG, Expression: expression},
+	reply := func(*primitive.MessageExt) {}
+	if mode == "replying" {
+		reply = replier(resolver, group)
+	}
+	check(c.Subscribe(topic, selectorOf(expression),
 		func(ctx context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
 			for _, message := range messages {
 				received(message)
+				reply(message)
 			}
 			if failing {
 				if concurrent, ok := primitive.GetConcurrentlyCtx(ctx); ok {
@@ -250,7 +270,7 @@ func received(m *primitive.MessageExt) {
 		"born_ms": m.BornTimestamp, "store_ms": m.StoreTimestamp, "sys_flag": m.SysFlag,
 		"reconsume_times": m.ReconsumeTimes,
 		"tags":            orNull(m.GetTags()), "keys": orNull(m.GetKeys()),
-		"properties": m.GetProperties(), "body": m.Body,
+		"properties": m.GetProperties(), "body": m.Body, "broker": m.Queue.BrokerName,
 	})
 }
 

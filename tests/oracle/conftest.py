@@ -75,7 +75,7 @@ def cluster(
     cluster.server.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def ready() -> Callable[[Client], Client]:
     """Makes sure a client can be run, or skips."""
 

@@ -44,7 +44,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
  *
  * <pre>
  * send      NAMESRV TOPIC GROUP sync|async|oneway|batch|orderly   messages on standard input
- * consume   NAMESRV TOPIC GROUP EXPRESSION push|orderly|replying|failing:MAX:LEVEL PROPERTIES   until end of input
+ * consume   NAMESRV TOPIC GROUP EXPRESSION push|orderly|replying|failing:MAX:LEVEL|judging:MAX:LEVEL PROPERTIES   until end of input
  * transact  NAMESRV TOPIC GROUP SECONDS   messages on standard input, see below
  * request   NAMESRV TOPIC GROUP           messages on standard input, waits for a reply to each
  * pull      NAMESRV TOPIC GROUP EXPRESSION    every queue from its first to its last message
@@ -53,6 +53,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * lite      NAMESRV TOPIC GROUP assign|subscribe    the same
  * query-key NAMESRV TOPIC KEY
  * query-id  NAMESRV TOPIC ID
+ * flow      NAMESRV TOPIC GROUP TIMEOUT_MS sync|async|avoiding PAUSE_MS   see Flow
+ * flow-transact NAMESRV TOPIC GROUP                                       see Flow
  * </pre>
  *
  * A message to transact has the property outcome: commit, rollback, or the same behind later:, which
@@ -86,6 +88,8 @@ public final class Driver {
             case "send": send(namesrv, topic, words[3], words[4]); break;
             case "transact": transact(namesrv, topic, words[3], Integer.parseInt(words[4])); break;
             case "request": request(namesrv, topic, words[3]); break;
+            case "flow": Flow.send(namesrv, topic, words[3], words[4], words[5], words[6]); break;
+            case "flow-transact": Flow.transact(namesrv, topic, words[3]); break;
             case "consume": consume(namesrv, topic, words[3], words[4], words[5]); break;
             case "pull": pull(namesrv, topic, words[3], words[4]); break;
             case "litepull": litePull(namesrv, topic, words[3], words[4]); break;
@@ -282,6 +286,7 @@ public final class Driver {
         consumer.setNamesrvAddr(namesrv);
         consumer.setConsumeThreadMin(4);
         consumer.setConsumeThreadMax(4);
+        Flow.hurry(consumer);
         consumer.subscribe(topic, selector(expression));
         if (mode.equals("orderly")) {
             consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
@@ -290,6 +295,8 @@ public final class Driver {
             });
         } else if (mode.equals("replying")) {
             consumer.registerMessageListener(replying(namesrv, group));
+        } else if (mode.startsWith("judging:")) {
+            consumer.registerMessageListener(Flow.judging(consumer, mode));
         } else if (mode.startsWith("failing:")) {
             String[] parts = mode.split(":");
             consumer.setMaxReconsumeTimes(Integer.parseInt(parts[1]));
@@ -318,18 +325,21 @@ public final class Driver {
 
     /** Prints the queues of this member whenever they change. */
     private static void reportAssignment(DefaultMQPushConsumer consumer, String topic) {
-        TreeSet<Integer> last = null;
+        TreeSet<String> last = null;
         while (true) {
-            TreeSet<Integer> now = new TreeSet<>();
+            TreeSet<Integer> ids = new TreeSet<>();
+            TreeSet<String> now = new TreeSet<>();
             for (MessageQueue queue
                 : consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable().keySet()) {
                 if (queue.getTopic().equals(topic)) {
-                    now.add(queue.getQueueId());
+                    ids.add(queue.getQueueId());
+                    now.add(queue.getBrokerName() + "/" + queue.getQueueId());
                 }
             }
             if (!now.equals(last)) {
                 JSONObject line = event("assigned");
-                line.put("queues", now);
+                line.put("queues", ids);
+                line.put("places", now);
                 print(line);
                 last = now;
             }
@@ -441,6 +451,7 @@ public final class Driver {
         line.put("status", result.getSendStatus().name());
         line.put("msg_id", id);
         line.put("offset_msg_id", offsetId);
+        line.put("broker", result.getMessageQueue().getBrokerName());
         line.put("queue_id", result.getMessageQueue().getQueueId());
         line.put("queue_offset", queueOffset);
         return line;
@@ -449,6 +460,7 @@ public final class Driver {
     static void received(MessageExt message) {
         JSONObject line = event("message");
         line.put("at_ms", System.currentTimeMillis());
+        line.put("broker", message.getBrokerName());
         line.put("msg_id", message.getMsgId());
         if (message instanceof org.apache.rocketmq.common.message.MessageClientExt) {
             line.put("offset_msg_id",
