@@ -62,7 +62,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
  *
  * A mode of send and consume may carry options, see Options.
  *
- * EXPRESSION names tags, or is an SQL92 condition behind the word <code>sql:</code>.
+ * EXPRESSION names tags, or is an SQL92 condition behind the word <code>sql:</code>, or, to consume,
+ * the name of a filter behind the word <code>class:</code>.
  */
 public final class Driver {
     private static final PrintStream OUT =
@@ -287,7 +288,11 @@ public final class Driver {
         consumer.setConsumeThreadMin(4);
         consumer.setConsumeThreadMax(4);
         Flow.hurry(consumer);
-        consumer.subscribe(topic, selector(expression));
+        if (expression.startsWith("class:")) {
+            consumer.subscribe(topic, expression.substring(6), "source text that nobody runs");
+        } else {
+            consumer.subscribe(topic, selector(expression));
+        }
         if (mode.equals("orderly")) {
             consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
                 messages.forEach(Driver::received);
