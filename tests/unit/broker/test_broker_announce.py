@@ -412,3 +412,28 @@ def test_a_restricted_broker_lowers_every_topic(compressed: bool) -> None:
     assert (config.perm, config.read_queue_nums, config.order) == (4, 3, False)
     assert body.topic_config_serialize_wrapper.data_version.counter == 3
     assert wrapper.topic_config_table["T"].perm == 6
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_filter_servers_travel_with_it(compressed: bool) -> None:
+    data = registration_body(
+        TopicConfigSerializeWrapper(data_version=DataVersion(counter=3, timestamp=9)),
+        broker_permission=6,
+        compressed=compressed,
+        filter_servers=["192.0.2.9:1", "192.0.2.9:2"],
+    )
+    body = bodies.decode_registration(data, compressed=compressed)
+    assert body.filter_server_list == ["192.0.2.9:1", "192.0.2.9:2"]
+
+
+@pytest.mark.parametrize("force", [True, False])
+async def test_a_renewed_registration_carries_everything(tmp_path: Path, force: bool) -> None:
+    world = World(tmp_path, force_register=force)
+    await world.start()
+    server = world.servers["one"]
+    await server.reached(1)
+    world.announce.renew()
+    await server.reached(2)
+    assert isinstance(server.asked[1], RegisterBroker)
+    assert server.topics(1) == server.topics(0)
+    await world.stop()
