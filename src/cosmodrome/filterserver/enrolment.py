@@ -49,6 +49,7 @@ class Enrolment:
                 if isinstance(error, Refused) or asyncio.get_running_loop().time() > deadline:
                     raise ConfigError(self._explained(error)) from error
             await asyncio.sleep(min(WATCH_SECONDS, self._start_s / 10))
+        self._why = ""
         log.info(
             "registered broker=%s broker_address=%s address=%s",
             *(self.broker_name, self._said(), self._address),
@@ -101,7 +102,6 @@ class Enrolment:
             RegisterFilterServer(filter_server_addr=self._address), timeout_ms=TIMEOUT_MS
         )
         self.broker_name = reply.broker_name
-        self._why = ""
 
     def _explained(self, error: CosmodromeError) -> str:
         if isinstance(error, Refused) and error.code == Code.REQUEST_CODE_NOT_SUPPORTED:
