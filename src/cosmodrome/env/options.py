@@ -37,6 +37,14 @@ class SocketOptions(Options, frozen=True, kw_only=True):
     server_connections_max: Annotated[
         int, _said("connections served at once; further ones are closed (ours)", least=1)
     ] = 20_000
+    server_held_bytes_max: Annotated[
+        int,
+        _said(
+            "bytes of unfinished requests and unread replies that all connections together may hold"
+            " before the one that adds to them is closed (ours)",
+            least=1,
+        ),
+    ] = 512 * MIB
     server_requests_in_flight_max: Annotated[
         int, _said("unanswered requests per connection before reading pauses (ours)", least=1)
     ] = 16_384

@@ -200,6 +200,9 @@ class Channel:
     def stray(self, kind: str) -> tuple[str, bytes]:
         return f"{self._said()} speaks {kind} instead of remoting; check the port", b""
 
+    def holds(self, more_bytes: int) -> bool:
+        return True  # the limits of the one connection are enough
+
     def connection_quiet(self, connection: SocketConnection) -> None:
         """Nothing waits for the peer's requests to end."""
 

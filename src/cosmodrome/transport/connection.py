@@ -7,6 +7,8 @@ requests costs one read and one write. Invariants:
 
 - serving and reading pause while too many requests are unanswered or while the peer does not
   take what was written; what waits to be written never exceeds `Limits.queued_bytes_max`;
+- half frames and answers that peers do not take are counted with the owner, whose limit covers
+  all its connections: the one that would exceed it is cut;
 - a connection without progress in either direction, or with a half frame that stays half, is
   closed after `Limits.idle_s`;
 - close callbacks run exactly once, and calls that are out then fail with Unreachable.
@@ -56,6 +58,9 @@ class Owner(Protocol):
 
     def stray(self, kind: str) -> tuple[str, bytes]:
         """For a peer that speaks `kind` instead of frames: why it is closed, last words."""
+
+    def holds(self, more_bytes: int) -> bool:
+        """Count bytes that wait for a peer (negative: no longer); false when they are too many."""
 
     def connection_quiet(self, connection: SocketConnection) -> None:
         """It refuses requests and has answered all that it took before."""
@@ -107,6 +112,7 @@ class SocketConnection(asyncio.BufferedProtocol):
         self._cut_timer: asyncio.TimerHandle | None = None
         self._read_mark = (0, 0.0)
         self._write_mark = (0, 0.0)
+        self._held = (0, 0)  # bytes of a half frame, bytes that the peer does not take
 
     # --- what handlers see -------------------------------------------------------------------
 
@@ -250,6 +256,7 @@ class SocketConnection(asyncio.BufferedProtocol):
             if timer is not None:
                 timer.cancel()
         self._drop_queued()
+        self._hold(0, 0)
         self._end_session()
         callbacks, self._on_close = self._on_close, []
         for callback in callbacks:
@@ -282,6 +289,8 @@ class SocketConnection(asyncio.BufferedProtocol):
             self._warn("broken frame", str(error))
             self.close(f"broken frame: {error}")
             return
+        if not self._hold(self._session.pending_bytes, self._held[1]):
+            return
         self._waiting.extend(requests)
         self._serve_waiting()
 
@@ -294,6 +303,7 @@ class SocketConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._writing_paused = False
+        self._hold(self._held[0], 0)
         self._flush()
         self._serve_waiting()
 
@@ -382,6 +392,25 @@ class SocketConnection(asyncio.BufferedProtocol):
             reason = f"the peer does not read: {queued} bytes wait for it"
             self._warn("unread replies", reason)
             self.abort(reason)
+        else:
+            self._hold(self._held[0], queued)
+
+    def _hold(self, half_frame_bytes: int, unread_bytes: int) -> bool:
+        """Count what this connection holds; false when it was cut for that."""
+        held = (half_frame_bytes, unread_bytes)
+        if held == self._held:
+            return True
+        more_bytes = sum(held) - sum(self._held)
+        self._held = held
+        if self._owner.holds(more_bytes) or more_bytes <= 0 or self.closed:
+            return True
+        reason = (
+            "serverHeldBytesMax is reached: all connections together hold too many bytes of"
+            f" unfinished requests and unread replies, this one {sum(held)}"
+        )
+        self._warn("held bytes", reason)
+        self.abort(reason)
+        return False
 
     # --- progress ----------------------------------------------------------------------------
 

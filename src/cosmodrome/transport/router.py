@@ -129,11 +129,20 @@ class Router:
         if outcome is None or isinstance(outcome, Reply):
             self._finish(row, frame, requester, outcome)
         elif isinstance(outcome, Deferred):
+            frame.body = b""  # it is stored: what waits for the disk must not fill the memory
             self._await_future(row, frame, requester, outcome.after, outcome.make)
         elif isinstance(outcome, asyncio.Future):
             self._await_future(row, frame, requester, outcome, asyncio.Future.result)
         else:
             self._spawn(row, frame, requester, outcome)
+
+    def count(self, code: int, requests: int = 1) -> None:
+        """Requests of a row were served elsewhere, by the fast lane."""
+        self.requests[code] += requests
+
+    def finish(self, frame: Frame, requester: Requester, reply: Reply) -> None:
+        """Answer a request that was counted and served elsewhere."""
+        self._finish(self._handlers[frame.code][0], frame, requester, reply)
 
     async def stop(self, *, grace_s: float = 0.0) -> None:
         """Let running handlers finish within the grace, cancel the rest, wait for all."""

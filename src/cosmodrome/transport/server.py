@@ -38,6 +38,7 @@ class Server:
         self._buffer = memoryview(bytearray(READ_BUFFER_BYTES))
         self._listeners: list[asyncio.Server] = []
         self._connections: set[SocketConnection] = set()
+        self._held_bytes = 0
         self._stopping = False
         self._changed = asyncio.Event()
 
@@ -46,6 +47,11 @@ class Server:
     @property
     def connections(self) -> int:
         return len(self._connections)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of unfinished requests and of replies that peers do not take."""
+        return self._held_bytes
 
     async def listen(self, host: str, port: int) -> int:
         """Accept on one more address; returns the port, which matters when 0 was asked for."""
@@ -129,6 +135,10 @@ class Server:
             )
             return "an HTTP request on a port that speaks remoting", http_response(400, hint)
         return "a gRPC client on a port that speaks remoting; use a remoting client", b""
+
+    def holds(self, more_bytes: int) -> bool:
+        self._held_bytes += more_bytes
+        return self._held_bytes <= self._options.server_held_bytes_max
 
     def connection_quiet(self, connection: SocketConnection) -> None:
         self._changed.set()

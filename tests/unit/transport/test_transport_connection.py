@@ -74,12 +74,18 @@ class Owner:
     def __init__(self) -> None:
         self.log_limit = LogLimit()
         self.lost = 0
+        self.held_bytes = 0
+        self.held_bytes_max = 1 << 30
 
     def connection_opened(self, connection: SocketConnection) -> bool:
         return True
 
     def stray(self, kind: str) -> tuple[str, bytes]:
         return kind, b""
+
+    def holds(self, more_bytes: int) -> bool:
+        self.held_bytes += more_bytes
+        return self.held_bytes <= self.held_bytes_max
 
     def connection_quiet(self, connection: SocketConnection) -> None: ...
 
@@ -178,6 +184,54 @@ async def test_queued_bytes_have_a_hard_limit() -> None:
     assert transport.ended == "abort"
     assert sum(map(len, transport.writes)) <= 5000
     assert owner.lost == 1
+
+
+async def test_half_frames_are_counted_and_cut_when_all_hold_too_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    transport = RecordingTransport()
+    connection, owner = connected(Offsets(), transport)
+    whole = max_offset(7)
+    feed(connection, struct.pack(">I", 100_000) + b"x" * 400)
+    assert owner.held_bytes == 404
+    feed(connection, b"x" * 600)
+    assert owner.held_bytes == 1004
+    connection.abort("test")
+    await turns()
+    assert owner.held_bytes == 0
+
+    transport = RecordingTransport()
+    connection, owner = connected(Offsets(), transport)
+    owner.held_bytes_max = 1000
+    feed(connection, whole + whole[:50])
+    assert owner.held_bytes == 50
+    feed(connection, whole[50:])
+    assert owner.held_bytes == 0
+    feed(connection, struct.pack(">I", 100_000) + b"x" * 1000)
+    assert transport.ended == "abort"
+    assert "serverHeldBytesMax" in caplog.text
+    await turns()
+    assert owner.held_bytes == 0
+
+
+async def test_unread_replies_are_counted_and_cut_when_all_hold_too_many() -> None:
+    transport = RecordingTransport(takes=False)
+    limits = Limits(queued_bytes_high=1000, queued_bytes_max=1 << 20)
+    connection, owner = connected(Offsets(), transport, limits)
+    owner.held_bytes_max = 5000
+    for _ in range(20):
+        connection.push(NOTIFY)
+    await turns()
+    connection.push(NOTIFY)
+    assert 1000 < owner.held_bytes < 5000
+    transport.stuck = 0
+    connection.resume_writing()
+    assert owner.held_bytes == 0
+    for _ in range(200):
+        connection.push(NOTIFY)
+    await turns()
+    assert transport.ended == "abort"
+    assert owner.held_bytes == 0
 
 
 async def test_close_callbacks_run_exactly_once() -> None:
