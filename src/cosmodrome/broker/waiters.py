@@ -1,13 +1,13 @@
 """Pulls that found nothing, parked until something arrives or their time is over.
 
-A parked pull belongs to one queue and one connection and ends in exactly one of three ways:
+A parked pull belongs to one queue and one connection and ends in exactly one of four ways:
 
 - woken, by an arrival that its filter wants or by its deadline: the pull runs once more and
   its outcome is the answer. A filter that needs the records themselves looks at what arrived
   first (`skip`); while nothing is wanted the pull stays parked behind it, deadline unchanged;
-- dropped, because its connection closed or the broker stops: its future is cancelled, so it
-  is never answered (Compat: a client that left gets no answer to its long polls);
-- cancelled from outside, which forgets it like the second case.
+- refused, because the broker stops;
+- dropped, because its connection closed: its future is cancelled, so it is never answered;
+- cancelled from outside, which forgets it like a closed connection does.
 
 Parking happens in the same turn of the loop as the read that found nothing, and arrivals fire
 in the loop too, so no arrival can fall between the two. At most `held_max` pulls are parked.
@@ -21,6 +21,7 @@ from typing import Generic, TypeVar
 
 from cosmodrome.broker.filters import Matches
 from cosmodrome.env.signal import Signal
+from cosmodrome.errors import Code, Refused
 from cosmodrome.store.store import Arrival
 from cosmodrome.wire.table import Connection
 
@@ -111,11 +112,16 @@ class Waiters(Generic[R]):
         return waiter.answer
 
     async def stop(self) -> None:
-        """Drop everyone; nothing is parked from now on."""
+        """Refuse everyone; nothing is parked from now on.
+
+        Compat: a Java client (4.9.8) does not notice that a connection closes under a pull and
+        waits out its own 30 s, however soon the broker is back. Told "nothing found" it would
+        pull again at once, into the closing connection; refused, it tries again 3 s later.
+        """
         self._stopped = True
         for parked in tuple(self._by_queue.values()):
             for waiter in tuple(parked):
-                self._drop(waiter)
+                self._refuse(waiter)
         self._by_connection.clear()
 
     # --- the ways out ------------------------------------------------------------------------
@@ -168,6 +174,16 @@ class Waiters(Generic[R]):
             waiter.answer.set_exception(error)
         else:
             waiter.answer.set_result(outcome)
+
+    def _refuse(self, waiter: _Waiter[R]) -> None:
+        self._forget(waiter)
+        if not waiter.answer.done():
+            waiter.answer.set_exception(
+                Refused(
+                    Code.SERVICE_NOT_AVAILABLE,
+                    "This broker is stopping; pull again when it is back.",
+                )
+            )
 
     def _drop(self, waiter: _Waiter[R]) -> None:
         self._forget(waiter)

@@ -183,13 +183,19 @@ async def test_no_room_no_time_no_connection() -> None:
     await hall.waiters.stop()
 
 
-async def test_stop_drops_everyone_and_twice_is_fine() -> None:
+async def test_stop_refuses_everyone_and_twice_is_fine() -> None:
     hall = Hall()
-    held = hall.hold()
+    gone = FakeConnection()
+    held, left = hall.hold(), hall.hold(connection=gone)
+    gone.close("left")
     await hall.waiters.stop()
     await hall.waiters.stop()
-    assert held is not None
-    assert held.cancelled()
+    with pytest.raises(Refused, match="stopping") as refusal:
+        await soon(held)
+    assert refusal.value.code == Code.SERVICE_NOT_AVAILABLE
+    assert hall.reruns == 0
+    assert left is not None
+    assert left.cancelled()
     assert hall.hold() is None
     assert hall.waiters.held == 0
 
