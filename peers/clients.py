@@ -134,6 +134,7 @@ class Consumer:
         mode: str = "push",
         verb: str = "consume",
         properties: Iterable[str] = (),
+        await_start: bool = True,
     ) -> None:
         self.messages: list[Line] = []
         self.assigned: list[int] = []
@@ -157,10 +158,15 @@ class Consumer:
         ]
         for thread in self._threads:
             thread.start()
+        if await_start:
+            self.await_start()
+
+    def await_start(self) -> None:
+        """Returns when the client runs; for callers that start several at once."""
         try:
             self.wait(lambda: "started" in self._seen, 90, "start")
         except BaseException:
-            self._child.kill()
+            self.kill9()
             raise
 
     def receive(self, count: int, timeout_s: float = 90) -> list[Line]:

@@ -76,15 +76,18 @@ def max_offset(broker_port: int, topic: str, queue_id: int) -> int:
     return int(fields["offset"])
 
 
-def create_topic(namesrv_port: int, broker_port: int, topic: str, queues: int) -> None:
-    """Creates a topic on the broker and returns when the name server has its route."""
+def create_topic(
+    namesrv_port: int, broker_port: int, topic: str, queues: int, read_queues: int | None = None
+) -> None:
+    """Creates or changes a topic and returns when the name server knows; `queues` to write to."""
+    read_queues = read_queues or queues
     code, _, remark, _ = call(
         broker_port,
         17,
         {
             "topic": topic,
             "defaultTopic": "TBW102",
-            "readQueueNums": str(queues),
+            "readQueueNums": str(read_queues),
             "writeQueueNums": str(queues),
             "perm": "6",
             "topicFilterType": "SINGLE_TAG",
@@ -95,7 +98,8 @@ def create_topic(namesrv_port: int, broker_port: int, topic: str, queues: int) -
     if code != 0:
         raise CallFailed(f"creating {topic} was answered {code} {remark}")
     deadline = time.monotonic() + 10
-    while call(namesrv_port, 105, {"topic": topic})[0] != 0:
+    rows = rb'"readQueueNums":%d,.*"writeQueueNums":%d' % (read_queues, queues)
+    while not re.search(rows, call(namesrv_port, 105, {"topic": topic})[3]):
         if time.monotonic() > deadline:
             raise CallFailed(f"no route to {topic} after 10 s")
         time.sleep(0.05)

@@ -133,6 +133,9 @@ func send(resolver primitive.NsResolver, topic, group, mode string) {
 		fail(fmt.Errorf("unknown mode %s", mode))
 	}
 	answered.Wait()
+	if _, ok := with["trace"]; ok {
+		time.Sleep(time.Second) // The client drops the records it has not sent when it is shut down.
+	}
 	check(p.Shutdown())
 }
 
@@ -266,7 +269,7 @@ func received(m *primitive.MessageExt) {
 	write(line{
 		"event": "message", "at_ms": time.Now().UnixMilli(),
 		"msg_id": m.MsgId, "offset_msg_id": m.OffsetMsgId,
-		"queue_id": m.Queue.QueueId, "queue_offset": m.QueueOffset,
+		"topic": m.Topic, "queue_id": m.Queue.QueueId, "queue_offset": m.QueueOffset,
 		"born_ms": m.BornTimestamp, "store_ms": m.StoreTimestamp, "sys_flag": m.SysFlag,
 		"reconsume_times": m.ReconsumeTimes,
 		"tags":            orNull(m.GetTags()), "keys": orNull(m.GetKeys()),

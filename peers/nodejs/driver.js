@@ -83,6 +83,7 @@ async function consume(expression, given) {
     consumerGroup: group,
     consumeFromWhere: from === 'last' ? 'CONSUME_FROM_LAST_OFFSET' : 'CONSUME_FROM_FIRST_OFFSET',
     isBroadcast: Boolean(broadcast),
+    persistent: Boolean(broadcast), // keeps its place in a file
     ...(instance && { instanceName: instance }),
     ...(namespace && { namespace }),
   });

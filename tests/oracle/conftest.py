@@ -9,7 +9,7 @@ Without Java, Go or Node the tests that need it are skipped, and fail when CI=tr
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 
@@ -41,19 +41,22 @@ def _unavailable(error: ToolMissing) -> None:
 
 
 @pytest.fixture(scope="session")
-def start_cluster() -> Callable[[Path], Cluster]:
-    """Starts a cluster of the chosen kind with its files in a folder."""
+def start_cluster() -> Callable[..., Cluster]:
+    """Starts a cluster of the chosen kind with its files in a folder, and perhaps settings."""
 
-    def start(folder: Path) -> Cluster:
+    def start(folder: Path, settings: Mapping[str, str] | None = None) -> Cluster:
         target = os.environ.get("ORACLE_TARGET", "cosmodrome")
         server: CosmoNode | JavaCluster
         if target == "cosmodrome":
-            server = CosmoNode(folder / "data")
+            words = [f"{name}={value}" for name, value in (settings or {}).items()]
+            server = CosmoNode(
+                folder / "data", options=[part for word in words for part in ("--set", word)]
+            )
         elif target == "java":
             try:
                 server = JavaCluster(
                     *(folder, free_port(), free_port(-2, 1)),
-                    settings={"enablePropertyFilter": "true"},
+                    settings={"enablePropertyFilter": "true", **(settings or {})},
                 )
             except ToolMissing as error:
                 _unavailable(error)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from peers.clients import Client, Letter, Line
+from peers.clients import Client, Consumer, Letter, Line
 from peers.java import JavaCluster
 from peers.node import CosmoNode
 from peers.raw import clusters
@@ -97,6 +99,40 @@ def check_order_per_queue(received: Sequence[Line]) -> None:
         queue_id, offset = line["queue_id"], line["queue_offset"]
         assert offset == last.get(queue_id, -1) + 1, f"queue {queue_id}: {offset} out of order"
         last[queue_id] = offset
+
+
+@contextmanager
+def consumers(
+    client: Client, cluster: Cluster, topic: str, *groups_and_modes: tuple[str, str]
+) -> Iterator[list[Consumer]]:
+    """Several consumers of a topic, started side by side."""
+    with ExitStack() as running:
+        members = [
+            running.enter_context(
+                Consumer(
+                    *(client, cluster.namesrv, topic, group),
+                    mode=mode,
+                    properties=[USER_PROPERTY],
+                    await_start=False,
+                )
+            )
+            for group, mode in groups_and_modes
+        ]
+        for member in members:
+            member.await_start()
+        yield members
+
+
+def await_all(
+    members: Sequence[Consumer], done: Callable[[], bool], timeout_s: float, what: str
+) -> None:
+    """Collects from all members until it is done."""
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        counts = [(one.assigned, len(one.messages)) for one in members]
+        assert time.monotonic() < deadline, f"did not {what} within {timeout_s} s: {counts}"
+        for one in members:
+            one.listen(0.05)
 
 
 def names(clients: Sequence[Client]) -> list[str]:

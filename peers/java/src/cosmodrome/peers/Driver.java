@@ -49,6 +49,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * request   NAMESRV TOPIC GROUP           messages on standard input, waits for a reply to each
  * pull      NAMESRV TOPIC GROUP EXPRESSION    every queue from its first to its last message
  * litepull  NAMESRV TOPIC GROUP EXPRESSION    until end of input
+ * stream    NAMESRV TOPIC GROUP - sync|orderly    sends until end of input, see Stream
  * pulls     NAMESRV TOPIC GROUP            steps on standard input, see Pulls
  * lite      NAMESRV TOPIC GROUP assign|subscribe    the same
  * query-key NAMESRV TOPIC KEY
@@ -94,6 +95,7 @@ public final class Driver {
             case "consume": consume(namesrv, topic, words[3], words[4], words[5]); break;
             case "pull": pull(namesrv, topic, words[3], words[4]); break;
             case "litepull": litePull(namesrv, topic, words[3], words[4]); break;
+            case "stream": Stream.send(namesrv, topic, words[3], words[5]); break;
             case "pulls": Pulls.pull(namesrv, topic, words[3]); break;
             case "lite": Pulls.litePull(namesrv, topic, words[3], words[4]); break;
             case "query-key": query(namesrv, topic, words[3], true); break;
@@ -146,6 +148,7 @@ public final class Driver {
                     print(sent(index, producer.send(message,
                         (queues, m, shard) -> queues.get((Integer) shard % queues.size()),
                         asked.get(i).getInteger("shard"))));
+                    Thread.sleep(options.number("pace", 0));
                     break;
                 case "oneway":
                     producer.sendOneway(message);
@@ -471,6 +474,7 @@ public final class Driver {
             line.put("offset_msg_id",
                 ((org.apache.rocketmq.common.message.MessageClientExt) message).getOffsetMsgId());
         }
+        line.put("topic", message.getTopic());
         line.put("queue_id", message.getQueueId());
         line.put("queue_offset", message.getQueueOffset());
         line.put("born_ms", message.getBornTimestamp());
@@ -504,7 +508,7 @@ public final class Driver {
         return input;
     }
 
-    private static void untilEndOfInput() throws Exception {
+    static void untilEndOfInput() throws Exception {
         while (input().readLine() != null) {
             continue;
         }

@@ -16,7 +16,8 @@ import org.apache.rocketmq.common.protocol.heartbeat.MessageModel;
  * <pre>
  * compress=TYPE  ZLIB, LZ4 or ZSTD
  * max=BYTES      the largest body the client itself lets pass
- * pace=MS        waits after each message sent in sync mode
+ * pace=MS        waits after each message sent in sync or orderly mode
+ * plain          compresses nothing
  * poll=MS        how often routes are asked for and queues are shared out
  * report         a refused message is printed as a line; the others are still sent
  * trace          writes trace records
@@ -54,6 +55,9 @@ final class Options {
         DefaultMQProducer producer =
             new DefaultMQProducer(values.get("namespace"), group, null, has("trace"), null);
         configure(producer);
+        if (has("plain")) {
+            producer.setCompressMsgBodyOverHowmuch(Integer.MAX_VALUE);
+        }
         if (has("max")) {
             producer.setMaxMessageSize(number("max", 0));
         }
