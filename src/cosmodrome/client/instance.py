@@ -173,9 +173,22 @@ class Instance:
             else:
                 self._beaten.add(address)
 
+    def heartbeat_soon(self) -> None:
+        """A broker turned out not to know us: it was restarted, or the connection broke."""
+        self._heartbeat_wanted.set()
+
+    async def be_known(self) -> None:
+        """Return when every broker that can be reached knows the members: what it pushes, such
+        as replies, then finds this client."""
+        masters = [replicas.get(MASTER) for replicas in self.routes.brokers().values()]
+        if any(address is not None and address not in self._beaten for address in masters):
+            await self.heartbeat()
+
     def _route_changed(self, topic: str) -> None:
         # A broker that is new to us must know our groups before it can push anything.
         self._heartbeat_wanted.set()
+        for consumer in self.consumers.values():
+            consumer.rebalance_soon()
 
     async def _beat_forever(self) -> None:
         while True:
