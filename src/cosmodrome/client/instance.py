@@ -100,6 +100,7 @@ class Instance:
         self._heartbeat_task: asyncio.Task[None] | None = None
         self._heartbeat_wanted = asyncio.Event()
         self._beaten: set[str] = set()  # addresses that know this client
+        self._beaten_over: dict[str, object] = {}  # and the connections that told them
 
     # --- members -------------------------------------------------------------------------------
 
@@ -172,6 +173,7 @@ class Instance:
                 raise outcome
             else:
                 self._beaten.add(address)
+                self._beaten_over[address] = self.links.channel(address).live
 
     def heartbeat_soon(self) -> None:
         """A broker turned out not to know us: it was restarted, or the connection broke."""
@@ -180,9 +182,15 @@ class Instance:
     async def be_known(self) -> None:
         """Return when every broker that can be reached knows the members: what it pushes, such
         as replies, then finds this client."""
-        masters = [replicas.get(MASTER) for replicas in self.routes.brokers().values()]
-        if any(address is not None and address not in self._beaten for address in masters):
-            await self.heartbeat()
+        for replicas in self.routes.brokers().values():
+            address = replicas.get(MASTER)
+            # A connection that is new carries nothing of what was said over the one before it.
+            if address is not None and (
+                (live := self.links.channel(address).live) is None
+                or self._beaten_over.get(address) is not live
+            ):
+                await self.heartbeat()
+                return
 
     def _route_changed(self, topic: str) -> None:
         # A broker that is new to us must know our groups before it can push anything.
