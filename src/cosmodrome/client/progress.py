@@ -1,0 +1,159 @@
+"""Where the progress of a group is kept: on the brokers, or for broadcasting in a file here.
+
+The file is upstream's: `<dir>/<client>/<group>/offsets.json` with the previous one beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os.path
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec import field
+
+from cosmodrome.client.instance import Instance
+from cosmodrome.client.options import ClientOptions
+from cosmodrome.client.routes import MASTER, Routes
+from cosmodrome.client.values import MessageQueue
+from cosmodrome.env.base import Env
+from cosmodrome.errors import Code, CosmodromeError, ProtocolError, Refused, Unreachable
+from cosmodrome.wire import bodies
+from cosmodrome.wire.bodies import Body
+from cosmodrome.wire.commands.offset import QueryConsumerOffset, UpdateConsumerOffset
+
+log = logging.getLogger(__name__)
+
+OFFSET_TIMEOUT_MS = 5_000
+OFFSETS_DIR = "~/.rocketmq_offsets"
+OFFSETS_NAME = "offsets.json"
+
+
+class Offsets(Protocol):
+    async def read(self, queue: MessageQueue) -> int | None:
+        """The stored offset; None when there is none. CosmodromeError when nobody knows."""
+
+    async def write(self, offsets: Mapping[MessageQueue, int], *, sure: bool) -> None:
+        """Store them. `sure` waits for answers; failures are logged, the next write repairs."""
+
+
+class OffsetFile(Body, kw_only=True):
+    """The content of the file."""
+
+    object_keys = True
+
+    offset_table: dict[MessageQueue, int] = field(default_factory=dict)
+
+
+class BrokerOffsets:
+    """Each broker keeps the offsets of its own queues."""
+
+    def __init__(self, instance: Instance, group: str) -> None:
+        self._instance = instance
+        self._group = group
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        command = QueryConsumerOffset(
+            consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id
+        )
+        address = broker_address(self._instance.routes, queue.broker_name)
+        try:
+            reply = await self._instance.links.call(address, command, OFFSET_TIMEOUT_MS)
+        except Refused as refusal:
+            if refusal.code == Code.QUERY_NOT_FOUND:
+                return None
+            raise
+        return reply.offset if reply.offset >= 0 else None
+
+    async def write(self, offsets: Mapping[MessageQueue, int], *, sure: bool) -> None:
+        outcomes = await asyncio.gather(
+            *(self._write(queue, offset, sure=sure) for queue, offset in offsets.items()),
+            return_exceptions=True,
+        )
+        for queue, outcome in zip(offsets, outcomes, strict=True):
+            if isinstance(outcome, CosmodromeError):
+                log.warning(
+                    "offset not committed: group=%s queue=%s offset=%d reason=%s",
+                    *(self._group, queue, offsets[queue], outcome),
+                )
+            elif isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _write(self, queue: MessageQueue, offset: int, *, sure: bool) -> None:
+        command = UpdateConsumerOffset(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            commit_offset=offset,
+        )
+        address = broker_address(self._instance.routes, queue.broker_name)
+        if sure:
+            await self._instance.links.call(address, command, OFFSET_TIMEOUT_MS)
+        else:
+            await self._instance.links.notify(address, command)
+
+
+class LocalOffsets:
+    """One file per client and group; it is read once and written as a whole."""
+
+    def __init__(self, path: str, env: Env) -> None:
+        self.path = path
+        self._env = env
+        self._table: dict[MessageQueue, int] | None = None
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        if self._table is None:
+            self._table = await self._env.offload(self._load)
+        return self._table.get(queue)
+
+    async def write(self, offsets: Mapping[MessageQueue, int], *, sure: bool) -> None:
+        if self._table is None:
+            self._table = await self._env.offload(self._load)
+        before = dict(self._table)
+        self._table.update(offsets)
+        if self._table == before:
+            return
+        content = bodies.encode(OffsetFile(offset_table=dict(self._table)), pretty=True)
+        try:
+            await self._env.offload(lambda: self._save(content))
+        except OSError as error:
+            self._table = before  # so that the next write tries again
+            log.error("offsets not saved: file=%s reason=%s", self.path, error)
+
+    def _load(self) -> dict[MessageQueue, int]:
+        disk = self._env.disk
+        for path in (self.path, self.path + ".bak"):
+            if not disk.exists(path):
+                continue
+            try:
+                return bodies.decode(OffsetFile, disk.read(path)).offset_table
+            except (ProtocolError, OSError) as error:
+                log.error("offsets cannot be read: file=%s reason=%s", path, error)
+        return {}
+
+    def _save(self, content: bytes) -> None:
+        self._env.disk.make_dirs(os.path.dirname(self.path))
+        self._env.disk.replace(self.path, content)
+
+
+def offsets_path(directory: str | None, options: ClientOptions, client_id: str, group: str) -> str:
+    """Where a broadcasting consumer keeps its offsets.
+
+    Compat: upstream's broadcasting consumers keep the instance name DEFAULT in their client id,
+    so that the path stays the same from one process to the next.
+    """
+    ip = client_id.partition("@")[0]
+    folder = f"{ip}@{options.instance_name}"
+    if options.unit_name:
+        folder += f"@{options.unit_name}"
+    root = os.path.expanduser(OFFSETS_DIR if directory is None else directory)
+    return os.path.join(root, folder.replace(os.sep, "_"), group, OFFSETS_NAME)
+
+
+def broker_address(routes: Routes, broker_name: str) -> str:
+    """The master's address, or a slave's while there is none."""
+    address = routes.address(broker_name, MASTER) or routes.address(broker_name, 1)
+    if address is None:
+        raise Unreachable(f"no route has an address of broker {broker_name}")
+    return address
