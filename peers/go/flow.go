@@ -132,6 +132,11 @@ func request(resolver primitive.NsResolver, topic, group string) {
 	p, err := rocketmq.NewProducer(producer.WithNsResolver(resolver), producer.WithGroupName(group))
 	check(err)
 	check(p.Start())
+	// A broker can push a reply only to a client it has heard from. This one makes itself known a
+	// second after its start, and only to brokers it has sent to before.
+	_, err = p.SendSync(context.Background(), primitive.NewMessage("Hello_"+topic, []byte("hello")))
+	check(err)
+	time.Sleep(2 * time.Second)
 	for _, message := range messages {
 		reply, err := p.Request(context.Background(), 20*time.Second, message)
 		check(err)
@@ -146,8 +151,10 @@ func replier(resolver primitive.NsResolver, group string) func(*primitive.Messag
 	check(err)
 	check(p.Start())
 	return func(m *primitive.MessageExt) {
-		reply, err := consumer.CreateReplyMessage(m, append([]byte("re: "), m.Body...))
+		reply, err := consumer.CreateReplyMessage(m, nil)
 		check(err)
+		// That function takes the body for properties and leaves the reply without one.
+		reply.Body = append([]byte("re: "), m.Body...)
 		_, err = p.SendSync(context.Background(), reply)
 		check(err)
 	}

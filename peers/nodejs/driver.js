@@ -39,6 +39,7 @@ function message(asked) {
   const made = new Message(topic, asked.tags || '', Buffer.from(asked.body, 'base64'));
   // An unset tag would otherwise be sent as the text "null" or as an empty property.
   if (!asked.tags) delete made.properties.TAGS;
+  if (asked.delay) made.delayTimeLevel = asked.delay;
   if (asked.keys) made.keys = asked.keys.split(' ');
   Object.assign(made.properties, asked.properties || {});
   return made;

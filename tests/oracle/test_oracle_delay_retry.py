@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from oracle_checks import Cluster, body, names
 from peers.clients import CPP, GO, JAVA, Client, Consumer, Letter, Line, run, send
+from peers.flows import Flow
 from peers.raw import max_offset
 
 Ready = Callable[[Client], Client]
@@ -47,6 +48,31 @@ def test_delayed_messages_come_in_time(
         assert line["properties"]["DELAY"] == str(level)
         assert line["properties"]["REAL_TOPIC"] == topic
         assert line["reconsume_times"] == 0
+
+
+def test_delays_are_precise_at_low_load(
+    java: Client,
+    cluster: Cluster,
+    topic: str,
+    group: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    with (
+        Consumer(java, cluster.namesrv, topic, group) as consumer,
+        Flow(java, cluster.namesrv, topic, f"p_{group}", pause_ms=100) as flow,
+    ):
+        consumer.wait(lambda: len(consumer.assigned) == 4, 90, "get all queues")
+        flow.feed([Letter(b"warm %d" % number) for number in range(4)])
+        consumer.receive(4)
+        flow.feed([Letter(b"timed %d" % number, delay=1) for number in range(20)])
+        consumer.receive(24)
+    timed = [line for line in consumer.messages if body(line).startswith(b"timed")]
+    assert len({body(line) for line in timed}) == len(timed) == 20
+    # From the time the client made the message, so the way to the broker counts as well.
+    late_ms = sorted(line["at_ms"] - line["born_ms"] - DELAY_MS[1] for line in timed)
+    record_property("late_ms", late_ms)
+    assert late_ms[0] >= 0
+    assert late_ms[18] < 500  # a hundred on a quiet machine
 
 
 def test_a_failing_message_is_retried_and_then_put_aside(
