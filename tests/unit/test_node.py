@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cosmodrome.embedded import embedded
 from cosmodrome.errors import ConfigError, Unreachable
+from cosmodrome.node import embedded
 from cosmodrome.transport.channel import Channel
 from cosmodrome.wire import bodies, commands
 
