@@ -20,7 +20,6 @@ from cosmodrome.client.values import MessageQueue, ReceivedMessage
 from cosmodrome.errors import ConfigError, Refused
 from cosmodrome.layout import SYS_COMPRESSED, SYS_ZLIB
 from cosmodrome.wire import commands
-from cosmodrome.wire.message import compress
 
 
 async def until(done: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -170,28 +169,6 @@ async def test_what_is_rejected_or_fails_too_often_becomes_a_dead_letter(node: N
     reply = await node.call(commands.GetMaxOffset(topic="%DLQ%g", queue_id=0))
     assert reply.offset == 2
     assert sorted(calls) == [b"broken", b"never"]
-
-
-async def test_when_a_message_cannot_be_given_back_a_copy_is_sent(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await node.create_topic("T", 1)
-    await node.send("T", compress(b"x" * 5000, SYS_COMPRESSED | SYS_ZLIB), sys_flag=0x301)
-    await node.send("T", b"y")
-    got: list[tuple[bytes, int]] = []
-
-    def handler(message: ReceivedMessage) -> None:
-        got.append((message.body, message.reconsume_times))
-        if message.reconsume_times == 0:
-            # What the broker is asked for is not there, as after its log was cleaned.
-            message.record.log_offset = 1 << 40
-            raise RetryLater(1) if message.body == b"y" else ValueError
-
-    consumer = first(node)
-    await consumer.subscribe("T")
-    async with running(consumer, handler):
-        await until(lambda: len(got) == 4, 40)
-    assert sorted(got[2:]) == [(b"x" * 5000, 1), (b"y", 1)]
 
 
 async def test_batches_may_be_done_in_part(node: Node) -> None:
