@@ -79,6 +79,16 @@ def cluster(
 
 
 @pytest.fixture(scope="session")
+def cold(
+    start_cluster: Callable[..., Cluster], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """A cluster that takes every message for one that has left the memory."""
+    cluster = start_cluster(tmp_path_factory.mktemp("cold"), {"accessMessageInMemoryMaxRatio": "0"})
+    yield cluster
+    cluster.server.stop()
+
+
+@pytest.fixture(scope="session")
 def ready() -> Callable[[Client], Client]:
     """Makes sure a client can be run, or skips."""
 
