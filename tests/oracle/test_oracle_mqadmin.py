@@ -151,3 +151,20 @@ def test_query_message_by_unknown_id(java: Client, cluster: Cluster, stored: Lin
     printed = mqadmin(cluster.namesrv, "queryMsgById", "-i", beyond)
     assert "OffsetID" not in printed
     assert "CODE: 1  DESC:" in printed
+
+
+def test_update_broker_config(java: Client, cluster: Cluster) -> None:
+    by_broker = ["-b", cluster.broker]
+
+    def shown(key: str) -> str:
+        printed = mqadmin(cluster.namesrv, "getBrokerConfig", *by_broker)
+        found = re.search(rf"^{key}\s+=\s+(\S+)", printed, re.MULTILINE)
+        assert found, printed
+        return found[1]
+
+    before = shown("fileReservedTime")
+    for value in ("47", before):
+        words = ["-k", "fileReservedTime", "-v", value]
+        printed = mqadmin(cluster.namesrv, "updateBrokerConfig", *by_broker, *words)
+        assert f"update broker config success, {cluster.broker}" in printed
+        assert shown("fileReservedTime") == value
