@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
 from typing import Any
 
 from cosmodrome.client.options import ClientOptions, split_address
@@ -55,7 +56,7 @@ class Links:
                 in_flight_max=self._options.in_flight_max,
                 router=self._router,
                 tls=self._options.tls,
-                prepare=lambda frame: self._prepare(address, frame),
+                prepare=self._preparation(address),
             )
             self._channels[address] = channel
         return channel
@@ -83,6 +84,11 @@ class Links:
     async def _drop(self, addresses: set[str]) -> None:
         gone = [self._channels.pop(address) for address in addresses]
         await asyncio.gather(*(channel.close() for channel in gone))
+
+    def _preparation(self, address: str) -> Callable[[Frame], None] | None:
+        if not self._options.rpc_hooks and self._options.credentials is None:
+            return None
+        return functools.partial(self._prepare, address)
 
     def _prepare(self, address: str, frame: Frame) -> None:
         for hook in self._options.rpc_hooks:

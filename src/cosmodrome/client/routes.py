@@ -53,6 +53,7 @@ class Routes:
         self._known: dict[str, Route] = {}
         self._asking: dict[str, asyncio.Task[Route]] = {}
         self._addresses: dict[str, dict[int, str]] = {}
+        self.version = 0  # moves whenever an address may be another one
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -182,6 +183,7 @@ class Routes:
             for name, replicas in route.addresses.items():
                 collected.setdefault(name, {}).update(replicas)
         self._addresses = collected
+        self.version += 1
 
     async def _refresh_forever(self) -> None:
         while True:

@@ -93,6 +93,9 @@ class Sender:
         self._out: set[Delivery] = set()
         self._routing: dict[str, deque[Delivery]] = {}
         self._connecting: dict[str, deque[Delivery]] = {}
+        self._connections: dict[str, tuple[str, SocketConnection]] = {}  # by broker name
+        self._connections_version = -1
+        self._hooked = bool(hooks)
         self._tasks: set[asyncio.Task[None]] = set()
         self._refreshed: dict[str, float] = {}
         self._sweep_at = math.inf
@@ -129,7 +132,7 @@ class Sender:
             await asyncio.sleep(CONGESTED_S)  # rare, and bounded by the caller's time limit
         if connection is None:
             raise Unreachable(f"the connection to {address} broke")
-        context = self._context(delivery, queue) if self.hooks else None
+        context = self._context(delivery, queue) if self._hooked else None
         if context is not None:
             self.hooks.before(context)
         ext, body = self.header(delivery, queue)
@@ -184,7 +187,7 @@ class Sender:
         except Exception as error:  # whatever it is, those who wait must hear of it
             found = error
         for delivery in self._routing.pop(topic):
-            if delivery.ended:
+            if delivery.ended or self._dropped(delivery):
                 continue
             if isinstance(found, Route):
                 self._dispatch(delivery, found)
@@ -193,10 +196,6 @@ class Sender:
                 delivery.fail(found)
 
     def _dispatch(self, delivery: Delivery, route: Route) -> None:
-        if delivery.unwanted:
-            self._end(delivery)
-            delivery.fail(Unreachable("nobody waits for this message any more"))
-            return
         try:
             queue = self._chooser.choose(delivery, route)
         except Exception as error:
@@ -204,6 +203,18 @@ class Sender:
             delivery.fail(error)
             return
         delivery.queue = queue
+        if self._routes.version != self._connections_version:
+            self._connections_version = self._routes.version
+            self._connections.clear()
+        ready = self._connections.get(queue.broker_name)
+        if ready is not None and not ready[1].closed and not self._connecting:
+            delivery.address = ready[0]
+            self._put(delivery, ready[1])
+        else:
+            self._reach(delivery, queue)
+
+    def _reach(self, delivery: Delivery, queue: MessageQueue) -> None:
+        """Send over a connection that must be found, or made first."""
         delivery.began = self._loop.time()
         address = self._routes.address(queue.broker_name)
         if address is None:
@@ -227,6 +238,7 @@ class Sender:
             self._connecting[address] = deque((delivery,))
             self._spawn(self._connect(address))
             return
+        self._connections[queue.broker_name] = (address, connection)
         self._put(delivery, connection)
 
     async def _connect(self, address: str) -> None:
@@ -239,22 +251,26 @@ class Sender:
         except Exception as error:
             why = str(error)
         for delivery in self._connecting.pop(address):
-            if delivery.ended:
+            if delivery.ended or self._dropped(delivery):
                 continue
             if connection is None:
                 self.attempt_failed(delivery, Unreachable(why))
             else:
                 self._put(delivery, connection)
 
+    def _dropped(self, delivery: Delivery) -> bool:
+        """Whether nobody waits for it any more; then it ends here."""
+        if not delivery.unwanted:
+            return False
+        self._end(delivery)
+        delivery.fail(Unreachable("nobody waits for this message any more"))
+        return True
+
     def _put(self, delivery: Delivery, connection: SocketConnection) -> None:
-        if delivery.unwanted:
-            self._end(delivery)
-            delivery.fail(Unreachable("nobody waits for this message any more"))
-            return
         queue = delivery.queue
         assert queue is not None
         delivery.began = self._loop.time()
-        if self.hooks:
+        if self._hooked:
             delivery.context = context = self._context(delivery, queue)
             try:
                 self.hooks.before(context)
@@ -307,6 +323,7 @@ class Sender:
             return
         queue = delivery.queue
         assert queue is not None
+        delivery.connection = None  # the session has forgotten it already
         try:
             number = int(frame.ext["queueId"])
             if number != queue.queue_id or self._namespace:
@@ -374,7 +391,8 @@ class Sender:
         assert delivery.queue is not None
         delivery.retries_left -= 1
         delivery.last_broker = delivery.queue.broker_name
-        self._go(delivery)
+        if not self._dropped(delivery):
+            self._go(delivery)
 
     def _end(self, delivery: Delivery) -> None:
         delivery.ended = True

@@ -42,6 +42,7 @@ class Peer:
         self.forgotten: list[int] = []
         self.congested = False
         self.connected = False
+        self.closed = False
 
     @property
     def live(self) -> Peer | None:
@@ -85,6 +86,7 @@ class World:
         self.routes = self
         self.links = self
         self.asked_again = 0
+        self.version = 0
         listed = tuple(
             MessageQueue(topic="t", broker_name=name, queue_id=number)
             for name in brokers
