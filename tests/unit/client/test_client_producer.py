@@ -366,3 +366,41 @@ async def test_hooks_see_and_forbid(node: Node) -> None:
     assert first.address == node.broker.address
     assert second.kind is MessageKind.DELAY
     assert len(third.messages) == len(third.results) == 2
+
+
+async def test_a_broker_that_restarts_loses_nothing_it_acknowledged(node: Node) -> None:
+    acknowledged: set[str] = set()
+    failed = 0
+    stop = asyncio.Event()
+
+    async def work(producer: Producer, number: int) -> None:
+        nonlocal failed
+        count = 0
+        while not stop.is_set():
+            count += 1
+            body = b"%d-%d" % (number, count)
+            try:
+                result = await producer.send(Message("restart", body), timeout_ms=2000)
+                acknowledged.add(result.msg_id)
+            except SendFailed:
+                failed += 1
+                await asyncio.sleep(0.01)
+
+    async with Producer(node.namesrv, group="p", linger_ms=0) as producer:
+        await producer.send(Message("restart", b"first"))
+        workers = [asyncio.ensure_future(work(producer, number)) for number in range(20)]
+        for _ in range(2):
+            await asyncio.sleep(0.2)
+            await node.stop_broker()
+            await asyncio.sleep(0.3)
+            await node.start_broker()
+        before = len(acknowledged)
+        async with asyncio.timeout(20):
+            while len(acknowledged) < before + 50:
+                await asyncio.sleep(0.02)
+        stop.set()
+        await asyncio.gather(*workers)
+        assert producer.in_flight == 0
+    kept = {record.pairs()["UNIQ_KEY"] for record in await stored(node.broker, "restart")}
+    assert acknowledged <= kept
+    assert failed, "the broker was away, some sends must have failed"
