@@ -1,0 +1,82 @@
+"""Questions an operator asks a running consumer through the broker."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+from oracle_checks import Cluster, body, names
+from peers.clients import GO, JAVA, Client, Consumer, Letter, send
+from peers.java import mqadmin
+from peers.raw import call
+
+Ready = Callable[[Client], Client]
+
+CLIENTS = (JAVA, GO)
+
+
+def _members(cluster: Cluster, group: str) -> list[str]:
+    _, _, _, found = call(cluster.broker_port, 38, {"consumerGroup": group})
+    return list(json.loads(found)["consumerIdList"])
+
+
+def _check_subscription(printed: str, topic: str, expression: str) -> None:
+    found = re.search(rf"Topic: {topic}\s.*SubExpression: (.*?)\s*$", printed, re.MULTILINE)
+    assert found is not None, printed
+    assert found[1] == expression
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=names(CLIENTS))
+def test_running_info_and_direct_consumption(
+    client: Client, ready: Ready, java: Client, cluster: Cluster, topic: str, group: str
+) -> None:
+    ready(client)
+    with Consumer(client, cluster.namesrv, topic, group, expression="TagA || TagB") as consumer:
+        (answer, _) = send(
+            *(java, cluster.namesrv, topic, f"p_{group}", "sync"),
+            [Letter(b"letter", tags="TagA"), Letter(b"other", tags="TagB")],
+        )
+        consumer.receive(2)
+        (client_id,) = _members(cluster, group)
+
+        printed = mqadmin(cluster.namesrv, "consumerConnection", "-g", group)
+        assert client_id in printed
+        assert re.search(rf"^{topic}\s+TagA \|\| TagB", printed, re.MULTILINE), printed
+        assert re.search("MessageModel: CLUSTERING", printed)
+
+        printed = mqadmin(cluster.namesrv, "consumerStatus", "-g", group, "-i", client_id)
+        _check_subscription(printed, topic, "TagA || TagB")
+        detail = printed.partition("#Consumer MQ Detail#")[2]
+        queues = re.findall(rf"^{topic}\s+\S+\s+(\d)\s+ProcessQueueInfo", detail, re.MULTILINE)
+        assert sorted(queues) == ["0", "1", "2", "3"], printed
+
+        printed = mqadmin(
+            *(cluster.namesrv, "queryMsgById", "-i", answer["offset_msg_id"]),
+            *("-g", group, "-d", client_id),
+        )
+        assert "consumeResult=CR_SUCCESS" in printed, printed
+        received = consumer.receive(3, timeout_s=10)
+    assert [body(line) for line in received].count(b"letter") == 2
+
+
+def test_members_that_subscribe_differently_are_told_apart(
+    java: Client, cluster: Cluster, topic: str, group: str
+) -> None:
+    """Each tells its own subscription, the broker keeps the newest.
+
+    The tool itself compares only members that have been running for two minutes.
+    """
+    with Consumer(java, cluster.namesrv, topic, group, expression="TagA"):
+        (first,) = _members(cluster, group)
+        with Consumer(java, cluster.namesrv, topic, group, expression="TagB"):
+            (second,) = set(_members(cluster, group)) - {first}
+            printed = mqadmin(cluster.namesrv, "consumerStatus", "-g", group)
+            for client_id in (first, second):
+                assert re.search(rf"^\d\s+{client_id}\s+V4_9_8", printed, re.MULTILINE), printed
+            for client_id, expression in ((first, "TagA"), (second, "TagB")):
+                printed = mqadmin(cluster.namesrv, "consumerStatus", "-g", group, "-i", client_id)
+                _check_subscription(printed, topic, expression)
+            printed = mqadmin(cluster.namesrv, "consumerConnection", "-g", group)
+            assert re.search(rf"^{topic}\s+TagB$", printed.replace(" \n", "\n"), re.MULTILINE)
