@@ -17,7 +17,7 @@ from cosmodrome.errors import ProtocolError
 from cosmodrome.layout import SYS_COMPRESSED
 from cosmodrome.wire.message import RETRY_TOPIC, decompress
 from cosmodrome.wire.names import RETRY_PREFIX
-from cosmodrome.wire.record import Record, iter_records
+from cosmodrome.wire.record import Record, decode_records
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Decoder:
         topic = unwrap(self._namespace, subscription.topic)
         again = subscription.topic.startswith(RETRY_PREFIX)
         chosen = bool(subscription.tags)
-        for record in iter_records(data):
+        for record in decode_records(data):
             message = ReceivedMessage(
                 record, broker_name, topic=topic, min_offset=min_offset, max_offset=max_offset
             )

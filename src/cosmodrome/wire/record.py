@@ -15,16 +15,22 @@ from cosmodrome.layout import (
     HOST_V6_BYTES,
     MAGIC_RECORD,
     MAGIC_RECORD_V2,
+    PROPERTIES_BYTES_MAX,
     RECORD_BYTES_MIN,
     RECORD_HEAD,
     RECORD_MIDDLE,
     RECORD_SYS_FLAG_AT,
     SYS_BORN_V6,
     SYS_STORE_V6,
+    TOPIC_BYTES_MAX,
 )
 from cosmodrome.wire.message import offset_message_id, parse_properties
 
 _INT = struct.Struct(">i")
+# Everything before the body of a record with two IPv4 hosts.
+_ORDINARY = struct.Struct(">iiiiiqqiq8sq8siqi")
+_V6_HOSTS = SYS_BORN_V6 | SYS_STORE_V6
+assert _ORDINARY.size == RECORD_BYTES_MIN - 3
 
 
 @dataclasses.dataclass(slots=True)
@@ -170,3 +176,67 @@ def iter_records(data: bytes | bytearray | memoryview) -> Iterator[Record]:
         record = decode_record(data, at)
         yield record
         at += record.size
+
+
+def decode_records(data: bytes) -> list[Record]:
+    """All records of a pull body at once: what `iter_records` gives, in a fraction of its time.
+
+    Ordinary records are taken apart here; anything else is left to `decode_record`, which also
+    knows what to say about a record that is damaged.
+    """
+    records: list[Record] = []
+    at, end = 0, len(data)
+    unpack, bare = _ORDINARY.unpack_from, _ORDINARY.size
+    topic_seen, topic = b"", ""
+    while at < end:
+        if end - at >= RECORD_BYTES_MIN:
+            # fmt: off
+            (size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms,
+             born_host, store_ms, store_host, reconsume_times, prepared_offset, body_bytes,
+             ) = unpack(data, at)
+            # fmt: on
+            body_at, next_at = at + bare, at + size
+            body_end = body_at + body_bytes
+            if (
+                magic == MAGIC_RECORD
+                and not sys_flag & _V6_HOSTS
+                and body_bytes >= 0
+                and body_end + 3 <= next_at <= end
+                and data[body_end] <= TOPIC_BYTES_MAX
+            ):
+                topic_end = body_end + 1 + data[body_end]
+                text_at = topic_end + 2
+                text_bytes = next_at - text_at
+                if 0 <= text_bytes <= PROPERTIES_BYTES_MAX and text_bytes == (
+                    data[topic_end] << 8 | data[topic_end + 1]
+                ):
+                    topic_bytes = data[body_end + 1 : topic_end]
+                    if topic_bytes != topic_seen:
+                        topic_seen, topic = topic_bytes, str(topic_bytes, "utf-8", "replace")
+                    records.append(
+                        Record(
+                            size,
+                            magic,
+                            crc,
+                            queue_id,
+                            flag,
+                            queue_offset,
+                            log_offset,
+                            sys_flag,
+                            born_ms,
+                            born_host,
+                            store_ms,
+                            store_host,
+                            reconsume_times,
+                            prepared_offset,
+                            data[body_at:body_end],
+                            topic,
+                            str(data[text_at:next_at], "utf-8", "replace"),
+                        )
+                    )
+                    at = next_at
+                    continue
+        record = decode_record(data, at)
+        records.append(record)
+        at += record.size
+    return records
