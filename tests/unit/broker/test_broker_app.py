@@ -180,6 +180,19 @@ async def test_a_parked_pull_wakes_with_the_message(channel: Channel) -> None:
     assert record.body == b"second"
 
 
+async def test_a_parked_pull_is_refused_at_the_end(broker: Broker, channel: Channel) -> None:
+    """Not dropped: a Java client would wait out its own 30 s."""
+    await channel.call(create("T"))
+    await channel.call(heartbeat())
+    waiting = asyncio.create_task(channel.call(pull(0, hold_ms=20_000)))
+    _, pending = await asyncio.wait([waiting], timeout=0.2)
+    assert pending == {waiting}
+    await broker.stop()
+    with pytest.raises(Refused, match="stopping") as refusal:
+        await asyncio.wait_for(waiting, 5)
+    assert refusal.value.code == Code.SERVICE_NOT_AVAILABLE
+
+
 async def test_offsets(channel: Channel) -> None:
     await channel.call(send())
     ask = {"consumer_group": "g", "topic": "T", "queue_id": 0}
