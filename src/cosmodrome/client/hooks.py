@@ -64,7 +64,14 @@ class ForbidHook(Protocol):
     def check_forbidden(self, context: SendContext) -> None: ...
 
 
-Hook = SendHook | ForbidHook
+@runtime_checkable
+class PrepareHook(Protocol):
+    """Sees every message once, before it is packed, and may set `message.properties`."""
+
+    def prepare(self, message: Message) -> None: ...
+
+
+Hook = SendHook | ForbidHook | PrepareHook
 
 
 class Hooks:
@@ -73,6 +80,7 @@ class Hooks:
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._watching: list[SendHook] = []
         self._forbidding: list[ForbidHook] = []
+        self._preparing: list[PrepareHook] = []
         for hook in hooks:
             self.add(hook)
 
@@ -83,13 +91,28 @@ class Hooks:
             self._forbidding.append(hook)
         if isinstance(hook, SendHook):
             self._watching.append(hook)
-        if not forbids and not watches:
+        if isinstance(hook, PrepareHook):
+            self._preparing.append(hook)
+        elif not forbids and not watches:
             raise TypeError(
-                f"{hook!r} is no hook; it needs before_send and after_send, or check_forbidden"
+                f"{hook!r} is no hook; it needs before_send and after_send, check_forbidden, or"
+                " prepare"
             )
 
     def __bool__(self) -> bool:
         return bool(self._watching or self._forbidding)
+
+    @property
+    def prepares(self) -> bool:
+        """Whether `prepare` does anything."""
+        return bool(self._preparing)
+
+    def prepare(self, message: Message) -> None:
+        for hook in self._preparing:
+            try:
+                hook.prepare(message)
+            except Exception:
+                log.exception("prepare failed: hook=%r", hook)
 
     def before(self, context: SendContext) -> None:
         for forbidding in self._forbidding:

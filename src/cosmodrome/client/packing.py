@@ -84,6 +84,7 @@ class Packer:
             raise ConfigError(f"max_message_bytes must be 1 … 256 MiB, not {max_message_bytes}")
         self.max_message_bytes = max_message_bytes
         self.compress_above_bytes = compress_above_bytes
+        self.prepare: Callable[[Message], None] | None = None  # sees each message first
         self._next_id: Callable[[], str] = _no_ids
         self._namespace = namespace
         self._sys_flag = SYS_COMPRESSED | _FLAGS[compression]
@@ -103,6 +104,8 @@ class Packer:
     ) -> Packed:
         """`compressed` is the body that `compress` made before; `plain` keeps it as it is;
         `reserved` are properties that only this package may set."""
+        if self.prepare is not None:
+            self.prepare(message)
         topic = self._topics.get(message.topic) or self._checked_topic(message.topic)
         body = message.body
         if not body:

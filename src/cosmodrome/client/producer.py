@@ -104,6 +104,8 @@ class Producer:
             compress_above_bytes=compress_above_bytes,
             compression=compression,
         )
+        if self._hooks.prepares:
+            self._packer.prepare = self._hooks.prepare
         self._trace = (
             TraceRecorder(namesrv, group, "PRODUCE", self.options, self._env, trace_topic)
             if trace
