@@ -4,7 +4,7 @@
         ... cluster.namesrv_address, cluster.broker_address ...
 
 Artifact sets are the folders of `peers/java` that hold a `pom.xml`: `client` (client library and
-admin tools, 4.9.8) and `server` (name server and broker, 4.9.7).
+admin tools, 4.9.8), `server` (name server and broker, 4.9.7) and `server53` (the same, 5.3.3).
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from peers.resolve import BUILD, SOURCES, make_once, require, run_with_tries
 _CLASS_PATH_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:build-classpath"
 _JAVA_SOURCES = SOURCES / "java" / "src" / "cosmodrome" / "peers"
 
-# Versions this old reach into the JDK to unmap files; a newer JDK asks to be told.
+# Versions this old reach into the JDK to unmap files and to sign the certificate of their TLS test
+# mode; a newer JDK asks to be told.
 _OPEN_JDK = [
     f"--add-{verb}=java.base/{package}=ALL-UNNAMED"
     for verb in ("exports", "opens")
-    for package in ("java.nio", "sun.nio.ch", "jdk.internal.ref")
+    for package in ("java.nio", "sun.nio.ch", "jdk.internal.ref", "sun.security.x509")
 ]
 _SMALL_JVM = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
 _SERVER_HEAP = ["-Xms256m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m"]
@@ -124,8 +125,8 @@ class JavaCluster:
     """One real name server and one real broker, with everything they write in `directory`.
 
     The store is `directory/store` and survives stop() and kill9(), so start() again is a restart.
-    `settings` are added to broker.conf and win over what is chosen here. The broker also takes
-    the ports broker_port - 2 (VIP) and broker_port + 1 (replication).
+    `settings` are added to broker.conf and win over what is chosen here; `artifacts` names the
+    version. The broker also takes broker_port - 2 (VIP) and broker_port + 1 (replication).
     """
 
     cluster_name = "DefaultCluster"
@@ -140,6 +141,7 @@ class JavaCluster:
         settings: Mapping[str, str] | None = None,
         header: str = "JSON",
         heap: Sequence[str] = _SERVER_HEAP,
+        artifacts: str = "server",
     ) -> None:
         self.directory = directory
         self.store = directory / "store"
@@ -148,6 +150,7 @@ class JavaCluster:
         self.namesrv_address = f"127.0.0.1:{namesrv_port}"
         self.broker_address = f"127.0.0.1:{broker_port}"
         self._settings = dict(settings or {})
+        self._artifacts = artifacts
         self.namesrv = self._process("namesrv", "namesrv.NamesrvStartup", header, heap)
         self.broker = self._process("broker", "broker.BrokerStartup", header, heap)
 
@@ -214,7 +217,7 @@ class JavaCluster:
                 f"-Drocketmq.home.dir={self.directory}",
                 f"-Duser.home={self.directory}",
                 "-cp",
-                class_path("server"),
+                class_path(self._artifacts),
                 f"org.apache.rocketmq.{main}",
                 "-c",
                 str(self.directory / "conf" / f"{role}.conf"),
