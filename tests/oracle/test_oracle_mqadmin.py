@@ -9,7 +9,7 @@ import pytest
 from oracle_checks import Cluster
 from peers.clients import Client, Letter, Line, send
 from peers.java import mqadmin
-from peers.raw import create_topic
+from peers.raw import call, create_topic
 
 
 @pytest.fixture
@@ -168,3 +168,16 @@ def test_update_broker_config(java: Client, cluster: Cluster) -> None:
         printed = mqadmin(cluster.namesrv, "updateBrokerConfig", *by_broker, *words)
         assert f"update broker config success, {cluster.broker}" in printed
         assert shown("fileReservedTime") == value
+
+
+def test_an_ordered_topic_has_its_configuration(java: Client, cluster: Cluster, name: str) -> None:
+    topic = f"Ordered_{name}"
+    words = ["-c", cluster.cluster_name, "-t", topic, "-r", "3", "-w", "3", "-o", "true"]
+    printed = mqadmin(cluster.namesrv, "updateTopic", *words)
+    assert "success" in printed and "order=true" in printed
+    # The tool itself writes the entry; brokers and, if they are told so, clients read it.
+    entry = {"namespace": "ORDER_TOPIC_CONFIG", "key": topic}
+    code, fields, _, _ = call(cluster.namesrv_port, 101, entry)
+    assert (code, fields) == (0, {"value": f"{cluster.broker_name}:3"})
+    printed = mqadmin(cluster.namesrv, "updateOrderConf", "-m", "get", "-t", topic)
+    assert f"orderConf=[{cluster.broker_name}:3]" in printed
