@@ -20,6 +20,7 @@ from cosmodrome.client.handlers import Calls, Handler, Listeners, Reject, RetryL
 from cosmodrome.client.prefetch import Window
 from cosmodrome.client.returns import DEAD_LETTER, FIRST_RETRY_LEVEL, Returns
 from cosmodrome.client.values import ReceivedMessage
+from cosmodrome.wire.names import RETRY_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,9 @@ class Concurrent:
 
     def offer(self, window: Window, messages: list[ReceivedMessage]) -> None:
         """They are in the window already."""
-        if not self._listeners.by_topic:
-            self._place(self._listeners.default, window, messages)
+        if not self._listeners.by_topic or not window.queue.topic.startswith(RETRY_PREFIX):
+            # All of one topic, or all for one handler: only retry topics mix.
+            self._place(self._listeners.find(messages[0].topic), window, messages)
             return
         for topic, run in itertools.groupby(messages, key=lambda message: message.topic):
             self._place(self._listeners.find(topic), window, list(run))
