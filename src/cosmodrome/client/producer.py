@@ -111,6 +111,8 @@ class Producer:
             if trace
             else None
         )
+        if self._trace is not None:
+            self._hooks.add(self._trace)
         self._instance: Instance | None = None
         self._running = False
 
@@ -123,7 +125,6 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         self._packer.number_with(instance.message_ids)
         if self._trace is not None:
-            self._hooks.add(self._trace)
             await self._trace.start()
         self._sender = Sender(
             instance,

@@ -131,10 +131,10 @@ class TransactionProducer(Producer):
 
     async def _end(self, message: Message, result: TransactionResult) -> None:
         """Tell the broker; when it does not hear it, it asks."""
-        instance = self._live()
         sent = result.send
-        address = instance.routes.address(sent.queue.broker_name)
         try:
+            instance = self._live()
+            address = instance.routes.address(sent.queue.broker_name)
             if address is None:
                 raise Unreachable(f"the master of {sent.queue.broker_name} is gone")
             _, log_offset = parse_offset_message_id(sent.offset_msg_id)
