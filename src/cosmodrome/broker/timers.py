@@ -58,6 +58,7 @@ RECORDS_PER_TURN = 100
 
 _OFFSET_BITS = 48
 _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
+_KEY_END = 1 << 64 << _OFFSET_BITS  # behind every key
 _NAMES = ("scannedOffset", "deliveredMs", "lowOffset")
 
 
@@ -176,8 +177,9 @@ class Timers:
         heap = self._heap.copy()
         keys: list[int] = []
         for start in range(0, len(heap), KEYS_PER_TURN):
-            behind = [key for key in heap[start : start + KEYS_PER_TURN] if key >= first]
-            keys = heapq.nsmallest(count, keys + behind)
+            part = heap[start : start + KEYS_PER_TURN]
+            last = keys[-1] if len(keys) == count else _KEY_END
+            keys = sorted(keys + [key for key in part if first <= key < last])[:count]
             await asyncio.sleep(0)
         return keys
 
