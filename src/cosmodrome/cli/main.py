@@ -6,6 +6,7 @@ problems. Data goes to stdout, everything else to stderr.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -14,13 +15,41 @@ from typing import Any
 import click
 
 from cosmodrome import __version__
-from cosmodrome.cli import settings, store_tools, timer
+from cosmodrome.cli import settings
 from cosmodrome.errors import CosmodromeError
 
 EXIT_ERROR = 1
 
+# Commands that bring much code with them; each is imported when it is used.
+COMMANDS = {
+    "bench": "bench:bench",
+    "consume": "consume:consume",
+    "context": "context:context",
+    "produce": "produce:produce",
+    "request": "produce:request",
+    "store": "store_tools:store",
+    "tail": "consume:tail",
+    "timer": "timer:timer",
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *COMMANDS})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        home = COMMANDS.get(cmd_name)
+        if home is None:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = home.partition(":")
+        command: click.Command = getattr(importlib.import_module(f"cosmodrome.cli.{module}"), name)
+        return command
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="cosmo")
 def cosmo() -> None:
     """A message system that speaks the RocketMQ remoting protocol.
@@ -51,10 +80,6 @@ class _RunByDefault(click.Group):
 @cosmo.group(cls=_RunByDefault)
 def filtersrv() -> None:
     """The filter server, beside a broker: runs installed Python filters for its consumers."""
-
-
-cosmo.add_command(store_tools.store)
-cosmo.add_command(timer.timer)
 
 
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
