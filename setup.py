@@ -1,4 +1,4 @@
-"""Builds the compiled twin of `cosmodrome.speed`; without Cython or a compiler pure runs."""
+"""Builds the compiled parts of `cosmodrome.speed`; without Cython or a compiler pure runs."""
 
 from setuptools import Extension, setup
 
@@ -7,12 +7,15 @@ try:
 except ImportError:
     extensions = []
 else:
-    native = Extension(
-        "cosmodrome.speed.native",
-        ["src/cosmodrome/speed/native.pyx"],
-        extra_compile_args=["-O3"],
-    )
-    extensions = cythonize([native], build_dir="build")
+    sources = [
+        Extension(
+            f"cosmodrome.speed.{name}",
+            [f"src/cosmodrome/speed/{name}.pyx"],
+            extra_compile_args=["-O3"],
+        )
+        for name in ("native", "lane")
+    ]
+    extensions = cythonize(sources, build_dir="build")
     for extension in extensions:
         extension.optional = True  # set here: cythonize makes new objects and forgets it
 

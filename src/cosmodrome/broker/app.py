@@ -14,9 +14,11 @@ import os.path
 import re
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from cosmodrome import speed
 from cosmodrome.broker.admin import Admin
 from cosmodrome.broker.announce import Announce, Identity
 from cosmodrome.broker.audit import Audit
@@ -62,6 +64,9 @@ from cosmodrome.wire.commands.consume import PullReply
 from cosmodrome.wire.message import pack_host
 from cosmodrome.wire.names import REPLY_TOPIC_SUFFIX
 from cosmodrome.wire.table import BROKER
+
+if TYPE_CHECKING:
+    from cosmodrome.broker.lane import Lane
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +228,6 @@ def build_broker(
     root = store.store_path_root_dir
     config = os.path.join(root, "config")
     log_path = store.store_path_commit_log or os.path.join(root, "commitlog")
-
     place = Place(options)
     messages = Store(store, env, memory_bytes=env.memory_bytes)
     topics = Topics(options, os.path.join(config, "topics.json"), env, writable=takes_sends)
@@ -279,7 +283,6 @@ def build_broker(
     settings = _settings(options, store, sockets, env, config, topics, stats)
     _follow_members(clients, expressions)
     topics.announced = announce.announced
-
     services = (
         *(topics, groups, offsets, clients, Locks(), produce, consume),
         *(delays, retry, recall, PendingList(options.broker_name, timers), transactions),
@@ -290,11 +293,38 @@ def build_broker(
         StatsView(stats, messages, env.clock, options.broker_cluster_name),
         *(Cleaning(messages, topics), filter_servers),
     )
-    server = Server(Router(BROKER, services), sockets, "broker")
+    router = Router(BROKER, services)
+    parts = (messages, topics, produce, consume, offsets, put_times, router, place)
+    server = Server(router, sockets, "broker", lane=_lane(options, store, *parts))
     return Broker(
         *(options, place, messages, topics, groups, offsets, expressions, clients, admin),
         *(delays, timers, stats, pressure, check_back, filter_servers, waiters, announce, server),
         takes_sends=takes_sends,
+    )
+
+
+def _lane(
+    options: BrokerOptions,
+    store_options: StoreOptions,
+    store: Store,
+    topics: Topics,
+    produce: Produce,
+    consume: Consume,
+    offsets: Offsets,
+    put_times: PutTimes,
+    router: Router,
+    place: Place,
+) -> Lane | None:
+    """The short way for plain requests, where it is compiled, wanted and of use."""
+    if not (options.fast_lane_enable and speed.HAS_LANE and store_options.broker_role != SLAVE):
+        return None
+    from cosmodrome.broker.lane import Lane
+
+    return Lane(
+        *(options, store, topics, produce, consume, offsets, put_times, router),
+        lambda: place.packed,
+        body_bytes_max=store_options.max_message_size,
+        segment_bytes=store_options.mapped_file_size_commit_log,
     )
 
 

@@ -235,9 +235,14 @@ def _by_properties(expression: Expression) -> Wanted:
     )
 
 
+class Codes(frozenset[int]):
+    """Tags codes that are wanted, as unsigned numbers: a test, and a set for compiled code."""
+
+    __slots__ = ()
+
+    def __call__(self, code: int) -> bool:
+        return code & 0xFFFFFFFF in self
+
+
 def _codes_matcher(codes: Iterable[int]) -> Matches:
-    wanted = frozenset(code & 0xFFFFFFFF for code in codes)
-    if len(wanted) == 1:
-        (only,) = wanted
-        return lambda code: code & 0xFFFFFFFF == only
-    return lambda code: code & 0xFFFFFFFF in wanted
+    return Codes(code & 0xFFFFFFFF for code in codes)

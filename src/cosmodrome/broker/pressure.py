@@ -42,10 +42,14 @@ class Pressure:
             self._timer = None
         self._late_beats = 0
 
+    @property
+    def overloaded(self) -> bool:
+        return self._late_beats >= LATE_BEATS_MAX and self._options.broker_fast_failure_enable
+
     def check(self) -> None:
         """Refused with SYSTEM_BUSY while the loop is overloaded."""
         options = self._options
-        if self._late_beats < LATE_BEATS_MAX or not options.broker_fast_failure_enable:
+        if not self.overloaded:
             return
         self.refused_total += 1
         raise Refused(

@@ -194,18 +194,28 @@ class Produce:
         topic, stored, queue_id, _, recall_handle = accepted
         status = settled.result()
         self._put_times.add(asyncio.get_running_loop().time() - began)
-        size = sum(place.size for place in stored)
-        self.messages_total += len(stored)
-        self.bytes_total += size
-        self._stats.put(topic, stored[0].queue_id, len(stored), size)
+        self.count(topic, stored[0].queue_id, len(stored), sum(place.size for place in stored))
         host = self._store_host()
+        msg_id = ",".join([offset_message_id(host, place.log_offset) for place in stored])
+        reply = self.answer(status, msg_id, queue_id, stored[0].queue_offset)
+        reply.recall_handle = recall_handle
+        return reply
+
+    def count(
+        self, topic: str, queue_id: int, messages: int, size: int, *, requests: int = 1
+    ) -> None:
+        """So many requests brought messages of `size` bytes together, which are stored now."""
+        self.messages_total += messages
+        self.bytes_total += size
+        self._stats.put(topic, queue_id, messages, size, calls=requests)
+
+    def answer(self, status: PutStatus, msg_id: str, queue_id: int, queue_offset: int) -> SendReply:
         reply = SendReply(
-            msg_id=",".join([offset_message_id(host, place.log_offset) for place in stored]),
+            msg_id=msg_id,
             queue_id=queue_id,
-            queue_offset=stored[0].queue_offset,
+            queue_offset=queue_offset,
             region=self._options.region_id,
             trace_on=self._options.trace_on,
-            recall_handle=recall_handle,
         )
         if status is PutStatus.FLUSH_DISK_TIMEOUT:
             reply.code = Code.FLUSH_DISK_TIMEOUT
@@ -231,6 +241,29 @@ class Produce:
             region=self._options.region_id,
             trace_on=self._options.trace_on,
         )
+
+    # --- for the fast lane -------------------------------------------------------------------
+
+    @property
+    def takes_plainly(self) -> bool:
+        """Whether nothing but topic, queue and the message itself decides about a send."""
+        options = self._options
+        opens_ms = options.start_accept_send_request_time_stamp
+        return (
+            not self._pressure.overloaded
+            and bool(options.broker_permission & PERM_WRITE)
+            and (not opens_ms or self._env.clock.now_ms() >= opens_ms)
+        )
+
+    def plain_topic(self, name: str) -> TopicConfig | None:
+        """The topic, if a plain message with a good queue id may go to it without more ado."""
+        if name.startswith(RETRY_PREFIX) or name in SEND_FORBIDDEN_TOPICS:
+            return None
+        try:
+            check_topic(name)
+        except Refused:
+            return None
+        return self._topics.get(name)
 
     # --- accepting ---------------------------------------------------------------------------
 
@@ -321,7 +354,7 @@ class Produce:
             queue_id=queue_id,
             body=b"",
             properties="",
-            born_host=_host(*call.connection.peer[:2]),
+            born_host=packed_host(*call.connection.peer[:2]),
             store_host=store_host,
             flag=ask.flag,
             sys_flag=sys_flag,
@@ -517,5 +550,5 @@ def _truth(text: str) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _host(ip: str, port: int) -> bytes:
+def packed_host(ip: str, port: int) -> bytes:
     return pack_host(ip, port)

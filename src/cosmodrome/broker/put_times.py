@@ -28,10 +28,10 @@ class PutTimes:
         self._counts = [0] * (len(EDGES) + 1)
         self._before = [0] * (len(EDGES) + 1)
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, count: int = 1) -> None:
         # Compat: upstream counts whole milliseconds, so what takes less than one is <=0ms.
         ms = int(seconds * 1000)
-        self._counts[bisect.bisect_left(EDGES, ms)] += 1
+        self._counts[bisect.bisect_left(EDGES, ms)] += count
         if ms > self.longest_ms:
             self.longest_ms = ms
 

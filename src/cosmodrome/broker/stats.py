@@ -121,8 +121,8 @@ class Stats:
 
     # --- counting ----------------------------------------------------------------------------
 
-    def put(self, topic: str, queue_id: int, count: int, size: int) -> None:
-        """`count` messages of `size` bytes together were stored by one request."""
+    def put(self, topic: str, queue_id: int, count: int, size: int, *, calls: int = 1) -> None:
+        """`count` messages of `size` bytes together were stored by so many requests."""
         tick = self.tick
         item = self._topics.get(topic)
         if item is None:
@@ -134,14 +134,14 @@ class Stats:
                 one.roll(tick)
             one.messages += count
             one.size += size
-            one.calls += 1
+            one.calls += calls
         # Compat: queues are counted only where they are delay levels.
         if topic == SCHEDULE_TOPIC and self.detailed and topic in self._topics:
             queue = self._queue(item, queue_id)
             if queue is not None:
                 queue.messages += count
                 queue.size += size
-                queue.calls += 1
+                queue.calls += calls
 
     def got(
         self,

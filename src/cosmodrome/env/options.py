@@ -334,6 +334,13 @@ class BrokerOptions(Options, frozen=True, kw_only=True):
     enable_detail_stat: Annotated[bool, _said("keep statistics of each queue, too", live=True)] = (
         True
     )
+    fast_lane_enable: Annotated[
+        bool,
+        _said(
+            "serve plain sends and pulls by compiled code where it is there; the answers are the"
+            " same, only the cost is not (ours)"
+        ),
+    ] = True
     broker_fast_failure_enable: Annotated[
         bool, _said("answer busy while the broker is overloaded", live=True)
     ] = True

@@ -1,11 +1,13 @@
 """Hot functions, chosen once: the compiled twin when it can be imported, else the pure one.
 
-`COSMODROME_PURE=1` forces the pure twin. `FLAVOUR` says which one is live.
+`COSMODROME_PURE=1` forces the pure twin. `FLAVOUR` says which one is live. The inner
+loops of the broker's fast lane (`lane`) exist compiled only; `HAS_LANE` says whether they do.
 """
 
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from cosmodrome.speed.pure import (
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     )
 
     FLAVOUR: str
+    HAS_LANE: bool
 else:
     if os.environ.get("COSMODROME_PURE", "") not in ("", "0"):
         from cosmodrome.speed import pure as _chosen
@@ -50,6 +53,7 @@ else:
             from cosmodrome.speed import pure as _chosen
 
             FLAVOUR = "pure"
+    HAS_LANE = FLAVOUR == "native" and find_spec("cosmodrome.speed.lane") is not None
     chain = _chosen.chain
     decode_header = _chosen.decode_header
     encode_header = _chosen.encode_header
@@ -62,6 +66,7 @@ else:
 
 __all__ = [
     "FLAVOUR",
+    "HAS_LANE",
     "LANGUAGES",
     "SCHEDULE_TOPIC",
     "SLOT_PAGE_BYTES",

@@ -19,7 +19,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
 from cosmodrome import layout
@@ -175,48 +175,6 @@ cdef int LANGUAGE_COUNT = len(pure.LANGUAGES)
 cdef int LANGUAGE_OTHER = pure.LANGUAGE_OTHER
 
 
-# --- big-endian ----------------------------------------------------------------------------
-
-
-cdef inline int16_t _i16(const uint8_t *at) noexcept nogil:
-    return <int16_t>((at[0] << 8) | at[1])
-
-
-cdef inline int32_t _i32(const uint8_t *at) noexcept nogil:
-    return <int32_t>(
-        (<uint32_t>at[0] << 24) | (<uint32_t>at[1] << 16) | (<uint32_t>at[2] << 8) | at[3]
-    )
-
-
-cdef inline int64_t _i64(const uint8_t *at) noexcept nogil:
-    return <int64_t>((<uint64_t><uint32_t>_i32(at) << 32) | <uint32_t>_i32(at + 4))
-
-
-cdef inline uint8_t *_put16(uint8_t *at, uint32_t value) noexcept nogil:
-    at[0] = <uint8_t>(value >> 8)
-    at[1] = <uint8_t>value
-    return at + 2
-
-
-cdef inline uint8_t *_put32(uint8_t *at, uint32_t value) noexcept nogil:
-    at[0] = <uint8_t>(value >> 24)
-    at[1] = <uint8_t>(value >> 16)
-    at[2] = <uint8_t>(value >> 8)
-    at[3] = <uint8_t>value
-    return at + 4
-
-
-cdef inline uint8_t *_put64(uint8_t *at, uint64_t value) noexcept nogil:
-    _put32(at, <uint32_t>(value >> 32))
-    return _put32(at + 4, <uint32_t>value)
-
-
-cdef inline uint8_t *_put(uint8_t *at, const void *data, Py_ssize_t size) noexcept nogil:
-    if size:
-        memcpy(at, data, size)
-    return at + size
-
-
 cdef inline str _text(const uint8_t *at, Py_ssize_t size):
     return PyUnicode_DecodeUTF8(<const char *>at, size, "replace")
 
@@ -273,29 +231,6 @@ cdef _decode_binary(bytes data):
     if not 0 <= language < LANGUAGE_COUNT:
         language = LANGUAGE_OTHER
     return _i16(start), language, _i16(start + 3), _i32(start + 5), _i32(start + 9), remark, ext
-
-
-cdef struct Scan:
-    const uint8_t *at
-    const uint8_t *end
-
-
-cdef inline bint _blank(uint8_t byte) noexcept nogil:
-    return byte == 32 or byte == 9 or byte == 10 or byte == 13
-
-
-cdef inline uint8_t _peek(Scan *scan) noexcept nogil:
-    """The next byte that is not white space, 0 at the end."""
-    while scan.at < scan.end and _blank(scan.at[0]):
-        scan.at += 1
-    return scan.at[0] if scan.at < scan.end else 0
-
-
-cdef inline bint _take(Scan *scan, uint8_t byte) noexcept nogil:
-    if _peek(scan) != byte:
-        return False
-    scan.at += 1
-    return True
 
 
 cdef bint _take_word(Scan *scan, const char *word, Py_ssize_t size) noexcept nogil:
@@ -450,6 +385,14 @@ cdef str _take_text(Scan *scan):
         return _strict_text(plain, size) if size >= 0 else None
     finally:
         PyMem_Free(plain)
+
+
+cdef bint _is_utf8(const uint8_t *at, Py_ssize_t size):
+    return _strict_text(at, size) is not None
+
+
+cdef uint32_t _checksum(const uint8_t *at, Py_ssize_t size) noexcept nogil:
+    return crc_of(at, size)
 
 
 cdef str _strict_text(const uint8_t *at, Py_ssize_t size):

@@ -2,6 +2,7 @@
 
 Header codec (JSON and binary), Java's string hash, the stored record's encoder and the walk over
 records. Decoding leans towards what Java accepts; encoding towards what every client reads.
+The rest of the law, about the entries of index and queues, is in `entries`.
 Text that leaves a decoder never holds a lone surrogate, so whoever encodes it later cannot fail.
 """
 
@@ -20,14 +21,12 @@ from cosmodrome.layout import (
     CRC_MASK,
     HOST_V4_BYTES,
     HOST_V6_BYTES,
-    INDEX_ENTRY,
     INDEX_KEY,
     MAGIC_BLANK,
     MAGIC_RECORD,
     MAGIC_RECORD_V2,
     PROPERTIES_BYTES_MAX,
     QUEUE_ENTRY,
-    QUEUE_FILLER_SIZE,
     RECORD_BYTES_MIN,
     RECORD_HEAD,
     RECORD_MIDDLE,
@@ -41,6 +40,10 @@ from cosmodrome.layout import (
     SYS_TRANSACTION_MASK,
     TOPIC_BYTES_MAX,
 )
+from cosmodrome.speed.entries import SLOT_PAGE_BYTES as SLOT_PAGE_BYTES
+from cosmodrome.speed.entries import Limits as Limits
+from cosmodrome.speed.entries import chain as chain
+from cosmodrome.speed.entries import select as select
 
 # code, language, version, opaque, flag, remark, ext
 Header = tuple[int, int, int, int, int, str | None, dict[str, str]]
@@ -48,8 +51,6 @@ Header = tuple[int, int, int, int, int, str | None, dict[str, str]]
 Entry = tuple[int, int, str, int, int, int, int, int, int, tuple[str, ...]]
 # topic, queue_id, queue offset of the first, packed queue entries
 Run = tuple[str, int, int, bytes]
-# messages and bytes at most; the same for cold ones; the log offset below which they are cold
-Limits = tuple[int, int, int, int, int]
 
 WALK_MORE = 0  # reached the end or the limit
 WALK_BLANK = 1  # a blank record: the log goes on in the next file
@@ -57,7 +58,6 @@ WALK_EMPTY = 2  # zeros: never written
 WALK_CORRUPT = 3  # bad magic, size, checksum or log offset
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-SLOT_PAGE_BYTES = 4096
 
 LANGUAGES = (
     *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER"),
@@ -569,101 +569,3 @@ def gather(
     packed = [(topic, queue_id, first, bytes(data)) for topic, queue_id, first, data in runs]
     last_ms = entries[-1][6] if entries else 0
     return packed, bytes(keys), delayed, len(entries), last_ms, position, why
-
-
-def chain(
-    slots: bytearray,
-    keys: bytes,
-    count: int,
-    begin_ms: int,
-    limit: int,
-    out: bytearray,
-    pages: bytearray | None = None,
-) -> tuple[int, int]:
-    """Give packed INDEX_KEYs their places as entries `count`, `count` + 1, … of an index file.
-
-    `slots` is the file's table of big-endian slots and is updated; packed INDEX_ENTRYs are
-    added to `out`. Stops before entry number `limit`. `pages` gets a 1 for every SLOT_PAGE_BYTES
-    of the table that changed. Returns how many keys were taken and how many slots were empty
-    before.
-    """
-    slot_count = len(slots) // 4
-    if not slot_count:
-        raise ValueError("an index file without slots")
-    if pages is not None and len(pages) * SLOT_PAGE_BYTES < len(slots):
-        raise ValueError(f"{len(pages)} page marks for a table of {len(slots)} bytes")
-    taken = fresh = 0
-    for hashed, log_offset, store_ms in INDEX_KEY.iter_unpack(keys):
-        if count >= limit:
-            break
-        at = hashed % slot_count * 4
-        previous = int.from_bytes(slots[at : at + 4], "big", signed=True)
-        if not 0 < previous < count:
-            previous = 0
-            fresh += 1
-        seconds = min(max(0, (store_ms - begin_ms) // 1000), 0x7FFFFFFF)
-        out += INDEX_ENTRY.pack(hashed, log_offset, seconds, previous)
-        slots[at : at + 4] = count.to_bytes(4, "big")
-        if pages is not None:
-            pages[at // SLOT_PAGE_BYTES] = 1
-        count += 1
-        taken += 1
-    return taken, fresh
-
-
-# --- reading -------------------------------------------------------------------------------
-
-
-def select(
-    entries: bytes,
-    index: int,
-    view: memoryview,
-    base: int,
-    low: int,
-    high: int,
-    queue_id: int,
-    queue_offset: int,
-    codes: frozenset[int] | None,
-    count: int,
-    taken_bytes: int,
-    limits: Limits,
-) -> tuple[int, bytes, int, int, int, bool]:
-    """Take the records that packed queue entries name, from entry `index` on, out of one file.
-
-    `view` is the log file at `base`; only [low, high) of the log may be read. `queue_offset` is
-    the number of the first entry, `codes` the wanted tags codes (None: all), `count` and
-    `taken_bytes` what was taken before. Stops where the limits are reached, at the end, and at
-    an entry that needs a closer look: its record is elsewhere or is not what the entry says (a
-    queue id of -1 allows any queue). Returns the index it stopped at, the records taken, both
-    counts, the log offset of the last entry looked at (-1: none) and whether a limit was reached.
-    """
-    count_max, bytes_max, cold_count_max, cold_bytes_max, cold_below = limits
-    low, high = max(low, base), min(high, base + len(view))
-    found: list[memoryview] = []
-    last = -1
-    for log_offset, size, tags_code in QUEUE_ENTRY.iter_unpack(entries[index * QUEUE_ENTRY.size :]):
-        if size == QUEUE_FILLER_SIZE and log_offset == 0:
-            index += 1
-            continue
-        if log_offset < low or log_offset + size > high or size < RECORD_BYTES_MIN:
-            break
-        if count:
-            cold = log_offset < cold_below
-            full = count >= (cold_count_max if cold else count_max)
-            if full or taken_bytes + size > (cold_bytes_max if cold else bytes_max):
-                return index, b"".join(found), count, taken_bytes, log_offset, True
-        if codes is None or tags_code & 0xFFFFFFFF in codes:
-            at = log_offset - base
-            head = RECORD_HEAD.unpack_from(view, at)
-            if (head[0], head[6]) != (size, log_offset):
-                break
-            if head[1] not in (MAGIC_RECORD, MAGIC_RECORD_V2):
-                break
-            if queue_id != -1 and (head[3], head[5]) != (queue_id, queue_offset + index):
-                break
-            found.append(view[at : at + size])
-            count += 1
-            taken_bytes += size
-        last = log_offset
-        index += 1
-    return index, b"".join(found), count, taken_bytes, last, False

@@ -28,37 +28,53 @@ from cosmodrome.store.values import PutStatus
 UNSYNCED_BYTES_MAX = 256 * 1024 * 1024  # a disk that hangs must not gather waiters for ever
 BUSY_BYTES = 64 * 1024 * 1024  # a disk that also takes long for one sync must gather less
 
-_Waiter = asyncio.Future[PutStatus]
+Tell = Callable[[PutStatus | StoreUnwritable], None]
 
 _log = logging.getLogger(__name__)
 
 
+class _Told:
+    """Waits like a future, but is told in the very turn in which it is settled."""
+
+    __slots__ = ("_done", "_tell")
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._done = False
+
+    def done(self) -> bool:
+        return self._done
+
+    def set_result(self, outcome: PutStatus | StoreUnwritable) -> None:
+        self._done = True
+        try:
+            self._tell(outcome)
+        except Exception:
+            _log.exception("settled_listener_failed")  # its fault must not stop the store
+
+
+_Waiter = asyncio.Future[PutStatus] | _Told
+
+
 def _fail(waiter: _Waiter, error: StoreUnwritable) -> None:
-    if not waiter.done():
+    if waiter.done():
+        return
+    if isinstance(waiter, _Told):
+        waiter.set_result(error)
+    else:
         waiter.set_exception(error)
         waiter.exception()  # a waiter whose task was cancelled is nobody's error
 
 
-def _resolved(loop: asyncio.AbstractEventLoop, failure: str | None) -> _Waiter:
-    waiter: _Waiter = loop.create_future()
-    if failure is None:
-        waiter.set_result(PutStatus.OK)
-    else:
-        _fail(waiter, StoreUnwritable(failure))
-    return waiter
-
-
 class _Waiters:
-    """Futures ordered by the log offset they wait for."""
+    """Ordered by the log offset they wait for."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, _Waiter]] = []
         self._order = itertools.count()
 
-    def add(self, end: int) -> _Waiter:
-        waiter: _Waiter = asyncio.get_running_loop().create_future()
+    def add(self, end: int, waiter: _Waiter) -> None:
         heapq.heappush(self._heap, (end, next(self._order), waiter))
-        return waiter
 
     def reached(self, end: int) -> None:
         while self._heap and self._heap[0][0] <= end:
@@ -148,33 +164,19 @@ class Flush:
             f" {seconds:.1f} s; the disk is too slow or hangs: check it, sends resume by themselves"
         )
 
-    def settle(self, end: int, *, wait: bool) -> _Waiter:
+    def settle(self, end: int, *, wait: bool) -> asyncio.Future[PutStatus]:
         """Resolves once the log is written (or, with `wait`, durable) up to `end`.
 
         Call it in the turn of the loop that appended: offsets that a failed write took back
         are given out again, and only a waiter that was there at the time learns of it.
         """
-        loop = asyncio.get_running_loop()
-        if end <= (self.durable_end if wait else self._log.written_end):
-            return _resolved(loop, None)
-        if self.failure is not None:
-            return _resolved(loop, self.failure)
-        if self._pooled and end <= self._log.end:
-            return _resolved(loop, None)
-        if end > self._log.end:
-            return _resolved(
-                loop,
-                f"the log ends at {self._log.end}, before {end}: the write that carried this"
-                " message failed; send it again",
-            )
-        if not wait:
-            return self._for_written.add(end)
-        waiter = self._for_durable.add(end)
-        if self._synced:
-            self._deadlines.append((loop.time() + self._timeout_seconds, waiter))
-            if self._deadline_timer is None:
-                self._deadline_timer = loop.call_later(self._timeout_seconds, self._expire)
+        waiter: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
+        self._enter(end, wait, waiter)
         return waiter
+
+    def settle_then(self, end: int, tell: Tell, *, wait: bool) -> None:
+        """Like `settle`, but calls `tell` with what the future would hold, without a detour."""
+        self._enter(end, wait, _Told(tell))
 
     async def sync_all(self) -> None:
         """Return when everything written so far is synced, or syncing has failed for good."""
@@ -195,6 +197,32 @@ class Flush:
         self._for_written.fail_above(-1, StoreUnwritable(self.failure))
 
     # --- inside ------------------------------------------------------------------------------
+    def _enter(self, end: int, wait: bool, waiter: _Waiter) -> None:
+        if end <= (self.durable_end if wait else self._log.written_end):
+            waiter.set_result(PutStatus.OK)
+        elif self.failure is not None:
+            _fail(waiter, StoreUnwritable(self.failure))
+        elif self._pooled and end <= self._log.end:
+            waiter.set_result(PutStatus.OK)
+        elif end > self._log.end:
+            why = (
+                f"the log ends at {self._log.end}, before {end}: the write that carried this"
+                " message failed; send it again"
+            )
+            _fail(waiter, StoreUnwritable(why))
+        elif not wait:
+            self._for_written.add(end, waiter)
+        else:
+            self._for_durable.add(end, waiter)
+            if self._synced:
+                self._add_deadline(waiter)
+
+    def _add_deadline(self, waiter: _Waiter) -> None:
+        loop = asyncio.get_running_loop()
+        self._deadlines.append((loop.time() + self._timeout_seconds, waiter))
+        if self._deadline_timer is None:
+            self._deadline_timer = loop.call_later(self._timeout_seconds, self._expire)
+
     def _on_written(self) -> None:
         self._for_written.reached(self._log.written_end)
         if self._synced:

@@ -20,6 +20,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from cosmodrome import speed
 from cosmodrome.env.base import Env, SegmentFile
@@ -70,6 +71,30 @@ class Pool:
 
     size_bytes: int
     interval_seconds: float
+
+
+class Ready(Protocol):
+    """Requests whose messages only need their places; see `stage`."""
+
+    @property
+    def left(self) -> int:
+        """Requests that are not encoded yet."""
+
+    @property
+    def next_bytes(self) -> int:
+        """Room that the next request needs, contiguous in one file."""
+
+    def encode(
+        self,
+        out: bytearray,
+        log_offset: int,
+        room: int,
+        store_ms: int,
+        next_offsets: dict[QueueKey, int],
+        before: dict[QueueKey, int | None],
+        queue_end: Callable[[str, int], int],
+    ) -> tuple[int, int]:
+        """Append the records of as many requests as fit; how many bytes and messages."""
 
 
 class _Spare:
@@ -224,6 +249,36 @@ class Log:
             if error is not None and offset > self.written_end:
                 raise error
         return stored
+
+    def stage(self, ready: Ready) -> tuple[int, int]:
+        """Stage what fits, request by request; how many bytes and messages.
+
+        What is left over (no file to write to, a pool) is for `append`, which says why. The
+        caller registers who waits for it and then calls `relieve`.
+        """
+        size = messages = 0
+        while ready.left and self._pool is None and self._loop is not None:
+            try:
+                chunk = self._room(ready.next_bytes)
+            except StoreUnwritable:
+                break
+            store_ms = self._last_ms = max(self._last_ms, self._env.clock.now_ms())
+            room = chunk.base + self.segment_bytes - self.end - BLANK_BYTES
+            taken, count = ready.encode(
+                *(chunk.data, self.end, room, store_ms, self._next, chunk.before),
+                self._queue_end,
+            )
+            self.end = chunk.end = self.end + taken
+            chunk.last_ms = store_ms
+            self._staged_bytes += taken
+            size += taken
+            messages += count
+        return size, messages
+
+    def relieve(self) -> None:
+        """Write now if much is staged; what fails is told to those who wait for it."""
+        if self._pool is None and self._staged_bytes > STAGED_BYTES_MAX:
+            self.write()
 
     def forget(self, topic: str) -> None:
         """The queues of this topic are gone: their offsets start again."""

@@ -24,10 +24,10 @@ from cosmodrome.errors import ConfigError, StoreBusy, StoreError, StoreUnwritabl
 from cosmodrome.store.checkpoint import load_checkpoint, save_checkpoint
 from cosmodrome.store.delays import DelayLevels
 from cosmodrome.store.dispatch import Dispatch
-from cosmodrome.store.flush import Flush
+from cosmodrome.store.flush import Flush, Tell
 from cosmodrome.store.index import Index
 from cosmodrome.store.inventory import load_inventory, save_inventory, take_inventory
-from cosmodrome.store.log import Log, Pool
+from cosmodrome.store.log import Log, Pool, Ready
 from cosmodrome.store.queue import Queues, check_path_names
 from cosmodrome.store.read import Reader
 from cosmodrome.store.recover import Recovery
@@ -243,6 +243,24 @@ class Store:
         the loop as the append: the write may fail before the next one.
         """
         return self._flush.settle(end, wait=wait)
+
+    def stage(self, ready: Ready) -> None:
+        """Stage what of `ready` can be taken without further ado; the rest is for `append`.
+
+        Register who waits with `settle_then`, then call `relieve`, all in one turn of the loop.
+        """
+        if self.why_unwritable is None:
+            size, messages = self._log.stage(ready)
+            self._put_count += messages
+            self._put_bytes += size
+
+    def settle_then(self, end: int, tell: Tell, *, wait: bool = True) -> None:
+        """Like `settle`, but calls back in the turn in which it is known."""
+        self._flush.settle_then(end, tell, wait=wait)
+
+    def relieve(self) -> None:
+        """Write at once what is staged if it is much."""
+        self._log.relieve()
 
     @property
     def why_unwritable(self) -> str | None:

@@ -3,7 +3,8 @@
 Theory of operation. One socket read becomes one `receive` of the session, which yields all the
 requests that are complete; each goes to the router. Answers, pushes and calls only append to
 an output list, and one write at the end of the loop's turn carries all of it, so a burst of
-requests costs one read and one write. Invariants:
+requests costs one read and one write. Where there is a lane, it is offered what was read first;
+the frames that it does not take go to the session in their order. Invariants:
 
 - serving and reading pause while too many requests are unanswered or while the peer does not
   take what was written; what waits to be written never exceeds `Limits.queued_bytes_max`;
@@ -25,6 +26,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from cosmodrome.errors import Code, ProtocolError, Refused, TimedOut, Unreachable
+from cosmodrome.layout import FRAME_BYTES_MAX, FRAME_LENGTH
 from cosmodrome.transport.router import LogLimit, Router, error_frame
 from cosmodrome.wire import table
 from cosmodrome.wire.frame import Frame, encode, sniff
@@ -68,6 +70,13 @@ class Owner(Protocol):
     def connection_lost(self, connection: SocketConnection) -> None: ...
 
 
+class Lane(Protocol):
+    """Serves plain requests straight from the bytes that were read."""
+
+    def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
+        """Serve whole frames from `at` on; where the first one begins that is left over."""
+
+
 class SocketConnection(asyncio.BufferedProtocol):
     """Implements `wire.table.Connection` over a stream transport."""
 
@@ -79,8 +88,10 @@ class SocketConnection(asyncio.BufferedProtocol):
         buffer: memoryview,
         *,
         prepare: Callable[[Frame], None] | None = None,
+        lane: Lane | None = None,
     ) -> None:
         """`buffer` may be shared: a read fills it and it is emptied before the next one."""
+        self._lane = lane
         self._router = router
         self._owner = owner
         self._limits = limits
@@ -101,6 +112,8 @@ class SocketConnection(asyncio.BufferedProtocol):
         self._reading_paused = False
         self._received_bytes = 0
         self._opening: bytes | None = b""  # first bytes, until they are known to be frames
+        self._rest = bytearray()  # the half frame, when there is a lane
+        self._driving = False  # within a read: what is written leaves at its end
         # writing
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -210,17 +223,7 @@ class SocketConnection(asyncio.BufferedProtocol):
     # --- what the router sees ----------------------------------------------------------------
 
     def answer(self, reply: Frame | None) -> None:
-        self._in_flight -= 1
-        if (
-            self._reading_paused
-            and not self._serve_scheduled
-            and self._in_flight <= self._limits.in_flight_max // 2
-        ):
-            # Not from here: a handler that answers at once would come back to this line.
-            self._serve_scheduled = True
-            self._loop.call_soon(self._serve_waiting)
-        if self._refusal and not self._in_flight:
-            self._owner.connection_quiet(self)
+        self._answered(1)
         if reply is None or self.closed:
             return
         try:
@@ -231,6 +234,54 @@ class SocketConnection(asyncio.BufferedProtocol):
             remark = f"The reply cannot be encoded: {error}; the server's log has more."
             data = encode(error_frame(reply, Code.SYSTEM_ERROR, remark))
         self._send(data)
+
+    def _answered(self, count: int) -> None:
+        self._in_flight -= count
+        if (
+            self._reading_paused
+            and not self._serve_scheduled
+            and self._in_flight <= self._limits.in_flight_max // 2
+        ):
+            # Not from here: a handler that answers at once would come back to this line.
+            self._serve_scheduled = True
+            self._loop.call_soon(self._serve_waiting)
+        if self._refusal and not self._in_flight:
+            self._owner.connection_quiet(self)
+
+    # --- what the lane sees ------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """How many more requests may be unanswered."""
+        return max(0, self._limits.in_flight_max - self._in_flight)
+
+    @property
+    def writing_paused(self) -> bool:
+        return self._writing_paused
+
+    def accept(self, count: int) -> None:
+        """Requests were taken; `answer`, or `answer_many`, follows for each of them."""
+        self._in_flight += count
+
+    def answer_many(self, count: int, data: bytes) -> None:
+        """So many requests are done with; `data` is the frames that answer them."""
+        self._answered(count)
+        if data:
+            self.put(data)
+
+    def put(self, *parts: bytes) -> None:
+        """Write frames; within a read they leave together at its end."""
+        if self.closed:
+            return
+        self._out += parts
+        self._out_bytes += sum(map(len, parts))
+        if self._writing_paused:
+            self._check_queued_bytes()
+        elif not self._driving or self._out_bytes >= self._limits.queued_bytes_high:
+            self._flush()
+
+    def heard_binary(self) -> None:
+        self._session.heard_binary()
 
     # --- what the transport calls ------------------------------------------------------------
 
@@ -268,31 +319,26 @@ class SocketConnection(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        data = bytes(self._buffer[:nbytes])
         if self.closed:
             return
+        data = self._buffer[:nbytes]
         self._received_bytes += nbytes
         if self._opening is not None:
-            data = self._opening + data
+            first = self._opening + bytes(data)
             self._opening = None
-            if data[0] != 0:  # no frame: its first byte is the top byte of a small length
-                if len(data) < SNIFF_BYTES:
-                    self._opening = data
+            if first[0] != 0:  # no frame: its first byte is the top byte of a small length
+                if len(first) < SNIFF_BYTES:
+                    self._opening = first
                     return
-                kind = sniff(data)
+                kind = sniff(first)
                 if kind is not None:
                     self._turn_away(kind)
                     return
-        try:
-            requests = self._session.receive(data)
-        except ProtocolError as error:
-            self._warn("broken frame", str(error))
-            self.close(f"broken frame: {error}")
-            return
-        if not self._hold(self._session.pending_bytes, self._held[1]):
-            return
-        self._waiting.extend(requests)
-        self._serve_waiting()
+            data = memoryview(first)
+        if self._lane is None:
+            self._hear(data)
+        else:
+            self._drive(self._lane, data)
 
     def eof_received(self) -> bool:
         self._flush()
@@ -308,6 +354,54 @@ class SocketConnection(asyncio.BufferedProtocol):
         self._serve_waiting()
 
     # --- reading -----------------------------------------------------------------------------
+
+    def _hear(self, data: memoryview) -> bool:
+        """Give bytes to the session and serve what they complete; false when that was the end."""
+        try:
+            requests = self._session.receive(data)
+        except ProtocolError as error:
+            self._warn("broken frame", str(error))
+            self.close(f"broken frame: {error}")
+            return False
+        # Behind a lane the session gets whole frames only.
+        if self._lane is None and not self._hold(self._session.pending_bytes, self._held[1]):
+            return False
+        self._waiting.extend(requests)
+        self._serve_waiting()
+        return not self.closed
+
+    def _drive(self, lane: Lane, data: memoryview) -> None:
+        """Offer what was read to the lane; each frame that it leaves goes to the session."""
+        rest = self._rest
+        if rest:
+            rest += data
+        size = len(rest) or len(data)
+        self._driving = True
+        try:
+            with memoryview(rest if rest else data) as view:
+                at = self._drive_over(lane, view)
+        finally:
+            self._driving = False
+        if self.closed:
+            rest.clear()
+            return
+        if rest:
+            del rest[:at]
+        elif at < size:
+            rest += data[at:]
+        if self._hold(len(rest), self._held[1]) and self._out and not self._writing_paused:
+            self._flush()
+
+    def _drive_over(self, lane: Lane, view: memoryview) -> int:
+        at = 0
+        while at < len(view) and not self.closed:
+            if not (self._waiting or self._writing_paused or self._refusal):
+                at = lane.feed(self, view, at)
+            end = _frame_end(view, at)
+            if not end or not self._hear(view[at:end]):
+                break
+            at = end
+        return at
 
     def _turn_away(self, kind: str) -> None:
         """End a connection whose first bytes are another protocol's."""
@@ -435,7 +529,7 @@ class SocketConnection(asyncio.BufferedProtocol):
             self.abort("the peer does not read its replies")
         elif (
             read_quiet
-            and (self._session.pending_bytes or self._opening)
+            and (self._session.pending_bytes or self._rest or self._opening)
             and not self._reading_paused
         ):
             self._warn("half frame", "a frame was begun and never finished")
@@ -465,6 +559,17 @@ class SocketConnection(asyncio.BufferedProtocol):
             callback()
         except Exception:
             log.exception("close callback failed: peer=%s", self.said)
+
+
+def _frame_end(view: memoryview, at: int) -> int:
+    """Where the frame at `at` ends, 0 when it is not whole."""
+    if len(view) - at < FRAME_LENGTH.size:
+        return 0
+    (length,) = FRAME_LENGTH.unpack_from(view, at)
+    end: int = at + FRAME_LENGTH.size + length
+    if length > FRAME_BYTES_MAX - FRAME_LENGTH.size:
+        return len(view)  # the session says what is wrong with it
+    return end if end <= len(view) else 0
 
 
 def _plain_peer(address: object) -> tuple[str, int]:

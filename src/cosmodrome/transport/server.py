@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from cosmodrome.env.options import SocketOptions
 from cosmodrome.errors import ConfigError
-from cosmodrome.transport.connection import Limits, SocketConnection
+from cosmodrome.transport.connection import Lane, Limits, SocketConnection
 from cosmodrome.transport.health import http_response
 from cosmodrome.transport.router import LogLimit, Router
 
@@ -24,10 +24,18 @@ CLOSE_GRACE_S = 1.0  # for peers to take their last bytes after the grace is ove
 class Server:
     """Accepts connections for `router`; `name` and `hint` are for people who read them."""
 
-    def __init__(self, router: Router, options: SocketOptions, name: str, hint: str = "") -> None:
+    def __init__(
+        self,
+        router: Router,
+        options: SocketOptions,
+        name: str,
+        hint: str = "",
+        lane: Lane | None = None,
+    ) -> None:
         self.name = name
         self.log_limit = LogLimit()
         self._router = router
+        self._lane = lane
         self._options = options
         self._hint = hint
         self._limits = Limits(
@@ -58,7 +66,7 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             listener = await loop.create_server(
-                lambda: SocketConnection(self._router, self, self._limits, self._buffer),
+                self._connection,
                 host or None,
                 port,
                 backlog=self._options.server_socket_backlog,
@@ -72,6 +80,9 @@ class Server:
         bound: int = listener.sockets[0].getsockname()[1]
         log.info("listening: name=%s host=%s port=%d", self.name, host or "*", bound)
         return bound
+
+    def _connection(self) -> SocketConnection:
+        return SocketConnection(self._router, self, self._limits, self._buffer, lane=self._lane)
 
     async def stop(self, *, grace_ms: int = 3000) -> None:
         """Accept no more, let what is in flight finish within the grace, flush and close.

@@ -85,9 +85,7 @@ class Session:
         requests: list[Frame] = []
         for frame in self._splitter.feed(data):
             if frame.serialize == SERIALIZE_BINARY:
-                # Compat: the C++ and Node clients read only JSON headers, so binary ones are
-                # sent only to a peer that has shown that it knows them.
-                self._serialize = SERIALIZE_BINARY
+                self.heard_binary()
             if not frame.flag & FLAG_RESPONSE:
                 requests.append(frame)
                 continue
@@ -95,6 +93,12 @@ class Session:
             if waiter is not None and not waiter.done():
                 waiter.set_result(frame)
         return requests
+
+    def heard_binary(self) -> None:
+        """The peer sent a binary header."""
+        # Compat: the C++ and Node clients read only JSON headers, so binary ones are sent only
+        # to a peer that has shown that it knows them.
+        self._serialize = SERIALIZE_BINARY
 
     def request(self, command: Command[Any], waiter: Waiter) -> tuple[int, bytes]:
         """Opaque number and bytes of a request of ours, whose answer settles `waiter`."""

@@ -1,0 +1,70 @@
+from collections.abc import Callable
+from typing import Any
+
+NOTHING: int
+PULL: int
+COMMIT: int
+OTHER: int
+FULL: int
+
+# serialize, opaque, one-way, end of the frame; then the fields
+Pull = tuple[
+    int, int, bool, int, str, str, int, int, int, int, int, int, int, str | None, str | None
+]
+Commit = tuple[int, int, bool, int, str, str, int, int]
+
+def read_pull(view: memoryview, at: int) -> Pull | None: ...
+def read_commit(view: memoryview, at: int) -> Commit | None: ...
+
+class Template:
+    def __init__(
+        self, parts: list[bytes], binary: bool, fields_at: int, fields_bytes: int
+    ) -> None: ...
+    def head(self, opaque: int, body_bytes: int, *numbers: int) -> bytes: ...
+
+class Plan:
+    def __init__(self, topic: str, queues: int, sys_flag: int) -> None: ...
+
+class Ticket:
+    connection: Any
+    began: float
+    def __len__(self) -> int: ...
+    def requests(self) -> list[tuple[int, int, int, bool]]: ...
+    def sums(self) -> dict[str, list[int]]: ...
+    def replies(self, json: Template, binary: Template, host: bytes) -> bytes: ...
+
+class Intake:
+    known: dict[bytes, Plan]
+    saw_binary: bool
+    def __init__(
+        self,
+        find: Callable[[bytes], Plan | None],
+        cluster: str,
+        body_bytes_max: int,
+        record_bytes_max: int,
+    ) -> None: ...
+    def feed(
+        self,
+        view: memoryview,
+        at: int,
+        limit: int,
+        born_host: bytes,
+        store_host: bytes,
+        stage: Callable[[Intake], object],
+    ) -> tuple[int, int]: ...
+    @property
+    def left(self) -> int: ...
+    @property
+    def next_bytes(self) -> int: ...
+    def encode(
+        self,
+        out: bytearray,
+        log_offset: int,
+        room: int,
+        store_ms: int,
+        next_offsets: dict[tuple[str, int], int],
+        before: dict[tuple[str, int], int | None],
+        queue_end: Callable[[str, int], int],
+    ) -> tuple[int, int]: ...
+    def tickets(self) -> list[tuple[int, bool, Ticket]]: ...
+    def codes(self) -> list[tuple[int, int]]: ...

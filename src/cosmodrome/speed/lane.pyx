@@ -1,0 +1,1331 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: initializedcheck=False
+"""The inner loops of the fast lane: whole read buffers in, records and replies out.
+
+Theory of operation. `Intake.feed` reads the frames of a buffer from a position on. As long as
+they are sends that a `Plan` (what is known about a topic) allows without a second thought it
+notes them, without making a Python object per message; then it has them staged in the log, which
+calls back `encode` once per log file, and cuts them into `Ticket`s: those of one file that wait
+for the same promise. When that promise is kept, `Ticket.replies` writes all answers into one
+buffer, from `Template`s that were made by the ordinary encoder.
+
+This module has no pure twin, and no opinion: whatever is unusual in the least (an escape in a
+name, a property that means something, a field that is not there) ends the walk, and the frame goes
+to the slow lane untouched. So it can only be as strict as the slow lane or stricter. Nothing is
+read beyond a length that was checked before.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcmp, memcpy, memset
+
+from cosmodrome import layout
+from cosmodrome.speed.native cimport (
+    Scan,
+    _checksum,
+    _i16,
+    _i32,
+    _i64,
+    _is_utf8,
+    _peek,
+    _put,
+    _put16,
+    _put32,
+    _put64,
+    _take,
+    _take_int,
+    _take_int32,
+    _take_span,
+    _take_word,
+    _unescape,
+)
+
+cdef extern from "string.h" nogil:
+    void *memmem(const void *where, size_t where_size, const void *what, size_t what_size)
+
+cdef int SERIALIZE_JSON = layout.SERIALIZE_JSON
+cdef int SERIALIZE_BINARY = layout.SERIALIZE_BINARY
+cdef int32_t FLAG_RESPONSE = layout.FLAG_RESPONSE
+cdef int32_t FLAG_ONEWAY = layout.FLAG_ONEWAY
+cdef int64_t FRAME_BYTES_MAX = layout.FRAME_BYTES_MAX
+cdef Py_ssize_t BINARY_HEADER_BYTES = layout.BINARY_HEADER.size
+cdef int32_t MAGIC_RECORD = layout.MAGIC_RECORD
+cdef int32_t SYS_TRANSACTION_MASK = layout.SYS_TRANSACTION_MASK
+cdef int32_t SYS_BORN_V6 = layout.SYS_BORN_V6
+cdef int32_t SYS_STORE_V6 = layout.SYS_STORE_V6
+cdef uint32_t CRC_MASK = layout.CRC_MASK
+cdef Py_ssize_t HOST_V4_BYTES = layout.HOST_V4_BYTES
+cdef Py_ssize_t HOST_V6_BYTES = layout.HOST_V6_BYTES
+cdef Py_ssize_t RECORD_BYTES_MIN = layout.RECORD_BYTES_MIN
+cdef Py_ssize_t PROPERTIES_BYTES_MAX = layout.PROPERTIES_BYTES_MAX
+cdef Py_ssize_t ITEM_HEAD_BYTES = layout.BATCH_ITEM_HEAD.size
+
+cdef enum:
+    SLOTS = 16
+    PAIRS_MAX = 24
+
+# Why a walk ended: nothing (whole) is left, or the frame there is a pull, a commit of an offset,
+# or something for the slow lane. FULL: as many requests as were allowed.
+NOTHING = 0
+PULL = 1
+COMMIT = 2
+OTHER = 3
+FULL = 4
+
+cdef enum:
+    CODE_SEND = 10
+    CODE_PULL = 11
+    CODE_COMMIT = 15
+    CODE_SEND_V2 = 310
+    CODE_SEND_BATCH = 320
+
+
+cdef struct Text:
+    const uint8_t *at  # NULL: not there
+    Py_ssize_t size
+    bint escaped
+
+
+cdef struct Head:
+    int32_t code
+    int32_t opaque
+    int32_t flag
+    int serialize
+    Text fields[SLOTS]
+
+
+# --- headers -------------------------------------------------------------------------------
+
+
+cdef inline bint _same(const uint8_t *at, Py_ssize_t size, const char *word, Py_ssize_t word_size) noexcept nogil:
+    return size == word_size and memcmp(at, word, size) == 0
+
+
+cdef int _slot(int32_t code, const uint8_t *at, Py_ssize_t size) noexcept nogil:
+    """The number of a header field among those of its request, -1 for others."""
+    if code == CODE_SEND_V2 or code == CODE_SEND_BATCH:
+        return at[0] - 97 if size == 1 and 97 <= at[0] <= 110 else -1
+    if code == CODE_SEND:
+        if size == 5:
+            if _same(at, size, "topic", 5):
+                return 1
+            if _same(at, size, "batch", 5):
+                return 12
+            return 13 if _same(at, size, "bname", 5) else -1
+        if _same(at, size, "producerGroup", 13):
+            return 0
+        if _same(at, size, "defaultTopic", 12):
+            return 2
+        if _same(at, size, "defaultTopicQueueNums", 21):
+            return 3
+        if _same(at, size, "queueId", 7):
+            return 4
+        if _same(at, size, "sysFlag", 7):
+            return 5
+        if _same(at, size, "bornTimestamp", 13):
+            return 6
+        if _same(at, size, "flag", 4):
+            return 7
+        if _same(at, size, "properties", 10):
+            return 8
+        if _same(at, size, "reconsumeTimes", 14):
+            return 9
+        if _same(at, size, "unitMode", 8):
+            return 10
+        return 11 if _same(at, size, "maxReconsumeTimes", 17) else -1
+    if _same(at, size, "consumerGroup", 13):
+        return 0
+    if _same(at, size, "topic", 5):
+        return 1
+    if _same(at, size, "queueId", 7):
+        return 2
+    if _same(at, size, "commitOffset", 12):
+        return 3
+    if code == CODE_COMMIT:
+        return -1
+    if _same(at, size, "queueOffset", 11):
+        return 4
+    if _same(at, size, "maxMsgNums", 10):
+        return 5
+    if _same(at, size, "sysFlag", 7):
+        return 6
+    if _same(at, size, "suspendTimeoutMillis", 20):
+        return 7
+    if _same(at, size, "subVersion", 10):
+        return 8
+    if _same(at, size, "subscription", 12):
+        return 9
+    if _same(at, size, "expressionType", 14):
+        return 10
+    return 11 if _same(at, size, "maxMsgBytes", 11) else -1
+
+
+cdef inline bint _ours(int64_t code) noexcept nogil:
+    return (
+        code == CODE_SEND_V2 or code == CODE_PULL or code == CODE_SEND_BATCH
+        or code == CODE_SEND or code == CODE_COMMIT
+    )
+
+
+cdef bint _read_fields(Scan *scan, Head *head) noexcept nogil:
+    cdef const uint8_t *name = NULL
+    cdef Py_ssize_t size = 0
+    cdef bint escaped = False
+    cdef uint8_t byte
+    cdef int64_t number = 0
+    cdef Text value
+    cdef int slot
+    memset(head.fields, 0, sizeof(head.fields))
+    if not _take(scan, 123):
+        return False
+    if _take(scan, 125):
+        return True
+    while True:
+        if not _take_span(scan, &name, &size, &escaped) or escaped or not _take(scan, 58):
+            return False
+        byte = _peek(scan)
+        value.escaped = False
+        if byte == 34:
+            if not _take_span(scan, &value.at, &value.size, &value.escaped):
+                return False
+        else:
+            value.at = scan.at
+            if byte == 45 or 48 <= byte <= 57:
+                if not _take_int(scan, &number):
+                    return False
+            elif not _take_word(scan, "true", 4) and not _take_word(scan, "false", 5):
+                return False
+            value.size = scan.at - value.at
+        slot = _slot(head.code, name, size)
+        if value.escaped and (slot != 8 or head.code == CODE_PULL):
+            return False
+        if slot >= 0:
+            head.fields[slot] = value
+        byte = _peek(scan)
+        scan.at += 1
+        if byte == 125:
+            return True
+        if byte != 44:
+            return False
+
+
+cdef bint _read_json(const uint8_t *at, Py_ssize_t size, Head *head):
+    """A header in the shape clients write, its code before its fields; False otherwise."""
+    cdef Scan scan
+    cdef const uint8_t *name = NULL
+    cdef const uint8_t *word = NULL
+    cdef Py_ssize_t name_bytes = 0
+    cdef Py_ssize_t word_bytes = 0
+    cdef Py_ssize_t index
+    cdef bint escaped = False
+    cdef bint has_code = False
+    cdef int64_t number = 0
+    cdef uint8_t byte
+    cdef uint8_t seen = 0
+    for index in range(size):
+        seen |= at[index]
+    if seen >= 0x80 and not _is_utf8(at, size):
+        return False
+    scan.at = at
+    scan.end = at + size
+    head.opaque = head.flag = 0
+    memset(head.fields, 0, sizeof(head.fields))
+    if not _take(&scan, 123):
+        return False
+    while True:
+        if not _take_span(&scan, &name, &name_bytes, &escaped) or escaped:
+            return False
+        if not _take(&scan, 58):
+            return False
+        byte = _peek(&scan)
+        if _same(name, name_bytes, "code", 4):
+            if has_code or not _take_int32(&scan, &number) or not _ours(number):
+                return False
+            has_code = True
+            head.code = <int32_t>number
+        elif _same(name, name_bytes, "opaque", 6):
+            if not _take_int32(&scan, &number):
+                return False
+            head.opaque = <int32_t>number
+        elif _same(name, name_bytes, "flag", 4):
+            if not _take_int32(&scan, &number):
+                return False
+            head.flag = <int32_t>number
+        elif _same(name, name_bytes, "extFields", 9):
+            if not has_code or not _read_fields(&scan, head):
+                return False
+        elif _same(name, name_bytes, "version", 7):
+            if not _take_int32(&scan, &number):
+                return False
+        elif _same(name, name_bytes, "language", 8):
+            if byte == 34:
+                if not _take_span(&scan, &word, &word_bytes, &escaped) or escaped:
+                    return False
+            elif not _take_int32(&scan, &number):
+                return False
+        elif _same(name, name_bytes, "remark", 6):
+            if byte == 110:
+                if not _take_word(&scan, "null", 4):
+                    return False
+            elif not _take_span(&scan, &word, &word_bytes, &escaped) or escaped:
+                return False
+        elif _same(name, name_bytes, "serializeTypeCurrentRPC", 23):
+            if not _take_span(&scan, &word, &word_bytes, &escaped) or escaped:
+                return False
+        else:
+            return False
+        byte = _peek(&scan)
+        scan.at += 1
+        if byte == 125:
+            break
+        if byte != 44:
+            return False
+    _peek(&scan)
+    return has_code and scan.at == scan.end
+
+
+cdef bint _read_binary(const uint8_t *at, Py_ssize_t size, Head *head) noexcept nogil:
+    cdef const uint8_t *end = at + size
+    cdef const uint8_t *name
+    cdef Py_ssize_t name_bytes, value_bytes
+    cdef int slot
+    memset(head.fields, 0, sizeof(head.fields))
+    if size < BINARY_HEADER_BYTES + 4:
+        return False
+    head.code = _i16(at)
+    if not _ours(head.code):
+        return False
+    head.opaque = _i32(at + 5)
+    head.flag = _i32(at + 9)
+    value_bytes = _i32(at + 13)
+    at += BINARY_HEADER_BYTES
+    if value_bytes < 0 or value_bytes > end - at - 4:
+        return False
+    at += value_bytes
+    value_bytes = _i32(at)
+    at += 4
+    if value_bytes < 0 or value_bytes > end - at:
+        return False
+    end = at + value_bytes
+    while at < end:
+        if end - at < 6:
+            return False
+        name_bytes = _i16(at)
+        if name_bytes < 0 or name_bytes > end - at - 6:
+            return False
+        name = at + 2
+        at = name + name_bytes
+        value_bytes = _i32(at)
+        at += 4
+        if value_bytes < 0 or value_bytes > end - at:
+            return False
+        if name_bytes and value_bytes:  # the slow lane does not see empty ones either
+            slot = _slot(head.code, name, name_bytes)
+            if slot >= 0:
+                head.fields[slot].at = at
+                head.fields[slot].size = value_bytes
+        at += value_bytes
+    return True
+
+
+cdef bint _read_head(const uint8_t *at, Py_ssize_t length, Head *head, const uint8_t **body, Py_ssize_t *body_bytes):
+    """A frame's header, from its second word on, if it is a request of ours."""
+    cdef uint32_t word = <uint32_t>_i32(at)
+    cdef Py_ssize_t header_bytes = word & 0xFFFFFF
+    cdef int index
+    head.serialize = word >> 24
+    if header_bytes > length - 4:
+        return False
+    if head.serialize == SERIALIZE_JSON:
+        if not _read_json(at + 4, header_bytes, head):
+            return False
+    elif head.serialize != SERIALIZE_BINARY or not _read_binary(at + 4, header_bytes, head):
+        return False
+    body[0] = at + 4 + header_bytes
+    body_bytes[0] = length - 4 - header_bytes
+    return not head.flag & FLAG_RESPONSE
+
+
+cdef bint _number(Text *text, int64_t *value) noexcept nogil:
+    """A whole number of at most 18 digits; Java, and so the slow lane, allows zeros in front."""
+    cdef const uint8_t *at = text.at
+    cdef const uint8_t *end
+    cdef int64_t total = 0
+    cdef bint negative
+    if at == NULL or text.size == 0 or text.escaped:
+        return False
+    end = at + text.size
+    negative = at[0] == 45
+    if negative:
+        at += 1
+    while end - at > 1 and at[0] == 48:
+        at += 1
+    if at == end or end - at > 18 or (at[0] == 48 and negative):
+        return False
+    while at < end:
+        if not 48 <= at[0] <= 57:
+            return False
+        total = total * 10 + (at[0] - 48)
+        at += 1
+    value[0] = -total if negative else total
+    return True
+
+
+cdef inline bint _number32(Text *text, int32_t *value) noexcept nogil:
+    cdef int64_t wide = 0
+    if not _number(text, &wide) or wide < -0x80000000LL or wide > 0x7FFFFFFFLL:
+        return False
+    value[0] = <int32_t>wide
+    return True
+
+
+cdef inline bint _truth(Text *text, bint *value) noexcept nogil:
+    if _same(text.at, text.size, "true", 4):
+        value[0] = True
+        return True
+    value[0] = False
+    return _same(text.at, text.size, "false", 5)
+
+
+cdef bint _null(const uint8_t *at, Py_ssize_t size) noexcept nogil:
+    """Whether the slow lane might take this text for nothing at all."""
+    return size == 4 and (at[0] | 32) == 110 and (at[1] | 32) == 117 and (at[2] | 32) == 108
+
+
+cdef _string(Text *text):
+    """The text, None unless it is plain UTF-8."""
+    if text.at == NULL or text.escaped or not _is_utf8(text.at, text.size):
+        return None
+    return PyUnicode_DecodeUTF8(<const char *>text.at, text.size, NULL)
+
+
+cdef Py_ssize_t _frame(const uint8_t *at, Py_ssize_t left) noexcept nogil:
+    """What the length word says; 0 when the frame is not whole, -1 when it is impossible."""
+    cdef int64_t length
+    if left < 4:
+        return 0
+    length = <uint32_t>_i32(at)
+    if length < 4 or length > FRAME_BYTES_MAX - 4:
+        return -1
+    return <Py_ssize_t>length if left - 4 >= length else 0
+
+
+def read_pull(view, Py_ssize_t at):
+    """The frame of a pull: serialize, opaque, one-way, end, and its fields by position.
+
+    None when the slow lane has to look at it. Fields: group, topic, queue id, queue offset,
+    count, flags, offset to commit, milliseconds to wait, subscription version, subscription,
+    expression type.
+    """
+    cdef Py_buffer buffer
+    cdef Head head
+    cdef const uint8_t *start
+    cdef const uint8_t *body = NULL
+    cdef Py_ssize_t body_bytes = 0
+    cdef Py_ssize_t length
+    cdef int32_t queue_id = 0, count = 0, flags = 0, most = 0
+    cdef int64_t offset = 0, commit = 0, wait_ms = 0, version = 0
+    cdef int slot
+    PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
+    try:
+        start = <const uint8_t *>buffer.buf + at
+        length = _frame(start, buffer.len - at)
+        if length <= 0 or not _read_head(start + 4, length, &head, &body, &body_bytes):
+            return None
+        if head.code != CODE_PULL:
+            return None
+        if not (
+            _number32(&head.fields[2], &queue_id) and _number(&head.fields[3], &commit)
+            and _number(&head.fields[4], &offset) and _number32(&head.fields[5], &count)
+            and _number32(&head.fields[6], &flags) and _number(&head.fields[7], &wait_ms)
+            and _number(&head.fields[8], &version)
+        ):
+            return None
+        if head.fields[11].at != NULL and not _number32(&head.fields[11], &most):
+            return None
+        for slot in range(9, 11):
+            if head.fields[slot].at != NULL and _null(head.fields[slot].at, head.fields[slot].size):
+                return None
+        group, topic = _string(&head.fields[0]), _string(&head.fields[1])
+        subscription = kind = None
+        if head.fields[9].at != NULL:
+            subscription = _string(&head.fields[9])
+            if subscription is None:
+                return None
+        if head.fields[10].at != NULL:
+            kind = _string(&head.fields[10])
+            if kind is None:
+                return None
+        if group is None or topic is None:
+            return None
+        return (
+            head.serialize, head.opaque, bool(head.flag & FLAG_ONEWAY), at + 4 + length,
+            group, topic, queue_id, offset, count, flags, commit, wait_ms, version,
+            subscription, kind,
+        )
+    finally:
+        PyBuffer_Release(&buffer)
+
+
+def read_commit(view, Py_ssize_t at):
+    """The frame of an offset commit: serialize, opaque, one-way, end, group, topic, queue, offset.
+
+    None when the slow lane has to look at it.
+    """
+    cdef Py_buffer buffer
+    cdef Head head
+    cdef const uint8_t *start
+    cdef const uint8_t *body = NULL
+    cdef Py_ssize_t body_bytes = 0
+    cdef Py_ssize_t length
+    cdef int32_t queue_id = 0
+    cdef int64_t offset = 0
+    PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
+    try:
+        start = <const uint8_t *>buffer.buf + at
+        length = _frame(start, buffer.len - at)
+        if length <= 0 or not _read_head(start + 4, length, &head, &body, &body_bytes):
+            return None
+        if head.code != CODE_COMMIT:
+            return None
+        if not (_number32(&head.fields[2], &queue_id) and _number(&head.fields[3], &offset)):
+            return None
+        group, topic = _string(&head.fields[0]), _string(&head.fields[1])
+        if group is None or topic is None:
+            return None
+        return (
+            head.serialize, head.opaque, bool(head.flag & FLAG_ONEWAY), at + 4 + length,
+            group, topic, queue_id, offset,
+        )
+    finally:
+        PyBuffer_Release(&buffer)
+
+
+# --- replies -------------------------------------------------------------------------------
+
+
+cdef Py_ssize_t _digits(uint8_t *to, int64_t value) noexcept nogil:
+    """Write a number; how many bytes it took, at most 20."""
+    cdef uint8_t digits[20]
+    cdef int at = 20
+    cdef bint negative = value < 0
+    cdef uint64_t rest = <uint64_t>0 - <uint64_t>value if negative else <uint64_t>value
+    while True:
+        at -= 1
+        digits[at] = <uint8_t>(48 + rest % 10)
+        rest //= 10
+        if rest == 0:
+            break
+    if negative:
+        to[0] = 45
+        to += 1
+    memcpy(to, digits + at, 20 - at)
+    return 20 - at + negative
+
+
+cdef class Template:
+    """A reply with holes, cut from a frame that the ordinary encoder made.
+
+    `parts` lie around the holes. In a JSON header the last hole is the opaque. In a binary one
+    the opaque is a number at its place, and each hole is preceded by its length.
+    """
+
+    cdef list parts
+    cdef bint binary
+    cdef Py_ssize_t fields_at  # of the length of all fields, in a binary header
+    cdef Py_ssize_t fields_bytes  # that length with empty holes
+    cdef Py_ssize_t fixed_bytes
+    cdef Py_ssize_t holes
+
+    def __init__(self, list parts not None, bint binary, Py_ssize_t fields_at, Py_ssize_t fields_bytes):
+        for part in parts:
+            if not isinstance(part, bytes):
+                raise TypeError("parts of a template are bytes")
+        self.parts = parts
+        self.binary = binary
+        self.fields_at = fields_at
+        self.fields_bytes = fields_bytes
+        self.fixed_bytes = sum(map(len, parts))
+        self.holes = len(parts) - 1 - (not binary)
+        if self.holes < 0:
+            raise ValueError("a template without parts")
+
+    cdef uint8_t *_part(self, uint8_t *to, Py_ssize_t number) noexcept:
+        cdef bytes part = <bytes>self.parts[number]
+        return _put(to, PyBytes_AS_STRING(part), PyBytes_GET_SIZE(part))
+
+    cdef Py_ssize_t _end(self, uint8_t *start, uint8_t *to, int32_t opaque, Py_ssize_t body_bytes) noexcept:
+        """Everything behind the last hole, and what the lengths are; the frame's size."""
+        cdef Py_ssize_t header_bytes
+        if self.binary:
+            _put32(start + 8 + 5, <uint32_t>opaque)
+            # All that is not in the parts was put into the holes.
+            header_bytes = to - start - 8
+            _put32(
+                start + 8 + self.fields_at,
+                <uint32_t>(self.fields_bytes + header_bytes - self.fixed_bytes),
+            )
+        else:
+            to += _digits(to, opaque)
+            to = self._part(to, len(self.parts) - 1)
+            header_bytes = to - start - 8
+        _put32(start, <uint32_t>(4 + header_bytes + body_bytes))
+        _put32(start + 4, (<uint32_t>self.binary << 24) | <uint32_t>header_bytes)
+        return to - start
+
+    def head(self, int32_t opaque, Py_ssize_t body_bytes, *numbers):
+        """Length words and header of a reply whose holes are these numbers."""
+        cdef bytes out
+        cdef uint8_t *start
+        cdef uint8_t *to
+        cdef Py_ssize_t number = 0
+        cdef Py_ssize_t size
+        cdef int64_t value
+        if len(numbers) != self.holes:
+            raise ValueError(f"{len(numbers)} numbers for {self.holes} holes")
+        out = PyBytes_FromStringAndSize(NULL, 8 + self.fixed_bytes + 20 * (self.holes + 1))
+        start = <uint8_t *>PyBytes_AS_STRING(out)
+        to = self._part(start + 8, 0)
+        for item in numbers:
+            value = item
+            size = _digits(to, value)
+            if self.binary:
+                _put32(to - 4, <uint32_t>size)
+            to += size
+            number += 1
+            to = self._part(to, number)
+        size = self._end(start, to, opaque, body_bytes)
+        return out[:size]
+
+
+# --- sends ---------------------------------------------------------------------------------
+
+
+cdef class Plan:
+    """What the lane knows about a topic that takes messages without a second thought."""
+
+    cdef str topic
+    cdef bytes name
+    cdef int32_t queues
+    cdef int32_t sys_flag  # bits that its messages get
+    cdef list keys
+
+    def __init__(self, str topic not None, int32_t queues, int32_t sys_flag):
+        self.topic = topic
+        self.name = topic.encode()
+        self.queues = queues
+        self.sys_flag = sys_flag
+        self.keys = [(topic, queue_id) for queue_id in range(queues)]
+        if not 0 < len(self.name) <= layout.TOPIC_BYTES_MAX:
+            raise ValueError(f"{topic!r} cannot be a topic")
+
+
+cdef struct Ask:
+    Py_ssize_t start  # of its frame in the buffer
+    Py_ssize_t first  # of its messages among all
+    Py_ssize_t count
+    Py_ssize_t plan  # number of its plan in this buffer
+    int64_t size  # of its records
+    int64_t born_ms
+    int64_t queue_offset
+    int32_t opaque
+    int32_t code
+    int32_t queue_id
+    int32_t sys_flag
+    int32_t reconsume_times
+    uint8_t serialize
+    bint oneway
+    bint wait
+
+
+cdef struct Item:
+    const uint8_t *body
+    const uint8_t *own  # properties that stay as they are, in the buffer
+    Py_ssize_t body_bytes
+    Py_ssize_t own_bytes
+    Py_ssize_t shared_at  # properties in the scratch buffer
+    Py_ssize_t shared_bytes
+    int64_t log_offset
+    int32_t flag
+
+
+cdef class Ticket:
+    """Sends that were staged together and wait for the same promise."""
+
+    cdef Ask *asks
+    cdef int64_t *log_offsets
+    cdef Py_ssize_t count
+    cdef Py_ssize_t messages
+    cdef list plans
+    cdef public object connection
+    cdef public double began
+
+    def __cinit__(self):
+        self.asks = NULL
+        self.log_offsets = NULL
+
+    def __dealloc__(self):
+        PyMem_Free(self.asks)
+        PyMem_Free(self.log_offsets)
+
+    def __len__(self):
+        return self.count
+
+    def requests(self):
+        """Code, opaque, serialize and one-way of each."""
+        cdef Py_ssize_t number
+        return [
+            (
+                self.asks[number].code, self.asks[number].opaque, self.asks[number].serialize,
+                bool(self.asks[number].oneway),
+            )
+            for number in range(self.count)
+        ]
+
+    def sums(self):
+        """Topic, requests, messages and bytes, for each topic."""
+        cdef Py_ssize_t number
+        cdef dict sums = {}
+        cdef list one
+        cdef Plan plan
+        cdef int64_t messages = 0
+        cdef int64_t size = 0
+        cdef Py_ssize_t last = -1
+        cdef Py_ssize_t calls = 0
+        for number in range(self.count + 1):
+            if number == self.count or self.asks[number].plan != last:
+                if calls:
+                    plan = <Plan>self.plans[last]
+                    one = sums.setdefault(plan.topic, [0, 0, 0])
+                    one[0] += calls
+                    one[1] += messages
+                    one[2] += size
+                if number == self.count:
+                    break
+                last = self.asks[number].plan
+                calls = messages = size = 0
+            calls += 1
+            messages += self.asks[number].count
+            size += self.asks[number].size
+        return sums
+
+    def replies(self, Template json not None, Template binary not None, bytes host not None):
+        """All answers, one frame after the other; `host` is the front half of message ids."""
+        cdef Py_ssize_t host_bytes = PyBytes_GET_SIZE(host)
+        cdef Py_ssize_t id_bytes = host_bytes + 16
+        cdef Py_ssize_t room, size, index, fixed_bytes
+        cdef Py_ssize_t number
+        cdef Ask *ask
+        cdef Template template
+        cdef bytes out
+        cdef uint8_t *start
+        cdef uint8_t *begin
+        cdef uint8_t *to
+        if json.binary or not binary.binary or json.holes != 3 or binary.holes != 3:
+            raise ValueError("these are not the templates of a send")
+        fixed_bytes = max(json.fixed_bytes, binary.fixed_bytes) + 8 + 3 * 20
+        room = 0
+        for number in range(self.count):
+            if not self.asks[number].oneway:
+                room += fixed_bytes + self.asks[number].count * (id_bytes + 1)
+        if room == 0:
+            return b""
+        out = PyBytes_FromStringAndSize(NULL, room)
+        begin = start = <uint8_t *>PyBytes_AS_STRING(out)
+        for number in range(self.count):
+            ask = &self.asks[number]
+            if ask.oneway:
+                continue
+            template = binary if ask.serialize == SERIALIZE_BINARY else json
+            to = template._part(start + 8, 0)
+            size = ask.count * (id_bytes + 1) - 1
+            if template.binary:
+                _put32(to - 4, <uint32_t>size)
+            for index in range(ask.count):
+                if index:
+                    to[0] = 44
+                    to += 1
+                to = _put(to, PyBytes_AS_STRING(host), host_bytes)
+                to = _hex(to, <uint64_t>self.log_offsets[ask.first + index])
+            to = template._part(to, 1)
+            size = _digits(to, ask.queue_id)
+            if template.binary:
+                _put32(to - 4, <uint32_t>size)
+            to = template._part(to + size, 2)
+            size = _digits(to, ask.queue_offset)
+            if template.binary:
+                _put32(to - 4, <uint32_t>size)
+            to = template._part(to + size, 3)
+            start += template._end(start, to, ask.opaque, 0)
+        return out[: start - begin]
+
+
+cdef uint8_t *_hex(uint8_t *to, uint64_t value) noexcept nogil:
+    cdef const char *digits = "0123456789ABCDEF"
+    cdef int shift = 60
+    while shift >= 0:
+        to[0] = digits[(value >> shift) & 15]
+        to += 1
+        shift -= 4
+    return to
+
+
+cdef class Intake:
+    """Reads sends out of buffers and writes them as records; see the module's theory."""
+
+    cdef Ask *asks
+    cdef Py_ssize_t ask_count, ask_room
+    cdef Item *items
+    cdef Py_ssize_t item_count, item_room
+    cdef uint8_t *scratch
+    cdef Py_ssize_t scratch_size, scratch_room
+    cdef list plans
+    cdef object find
+    cdef bytes cluster
+    cdef int64_t body_bytes_max, record_bytes_max
+    cdef Py_ssize_t encoded  # requests that are staged
+    cdef list portions  # (first request, request behind the last) per log file
+    cdef bint busy
+    cdef bytes born_host
+    cdef bytes store_host
+    cdef public dict known  # plans by the name of their topic
+    cdef readonly bint saw_binary  # in the last buffer
+
+    def __cinit__(self):
+        self.asks = NULL
+        self.items = NULL
+        self.scratch = NULL
+        self.ask_count = self.ask_room = self.item_count = self.item_room = 0
+        self.scratch_size = self.scratch_room = 0
+
+    def __init__(self, find, str cluster not None, int64_t body_bytes_max, int64_t record_bytes_max):
+        """`find` gives the plan of a topic, or None for one that needs the slow lane."""
+        self.find = find
+        self.cluster = f"CLUSTER\x01{cluster}".encode()
+        self.body_bytes_max = body_bytes_max
+        self.record_bytes_max = record_bytes_max
+        self.known = {}
+        self.plans = []
+        self.portions = []
+
+    def __dealloc__(self):
+        PyMem_Free(self.asks)
+        PyMem_Free(self.items)
+        PyMem_Free(self.scratch)
+
+    # --- the walk ----------------------------------------------------------------------------
+
+    def feed(
+        self, view, Py_ssize_t at, Py_ssize_t limit, bytes born_host not None,
+        bytes store_host not None, stage,
+    ):
+        """Take sends from `at` on, at most `limit`, and have them staged by `stage(self)`.
+
+        Returns where the first frame begins that was not taken and what it is, for instance OTHER
+        for the slow lane. `tickets` has what was staged. With an empty `store_host` no send is
+        taken.
+        """
+        cdef Py_buffer buffer
+        cdef Py_ssize_t why
+        if self.busy:
+            raise RuntimeError("the intake is in use")
+        self.busy = True
+        PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
+        try:
+            self.ask_count = self.item_count = self.scratch_size = self.encoded = 0
+            self.saw_binary = False
+            self.plans.clear()
+            self.portions.clear()
+            self.born_host = born_host
+            self.store_host = store_host
+            why = self._walk(<const uint8_t *>buffer.buf, &at, buffer.len, limit)
+            if self.ask_count:
+                stage(self)
+                if self.encoded < self.ask_count:
+                    at = self.asks[self.encoded].start
+                    why = OTHER
+            return at, why
+        finally:
+            PyBuffer_Release(&buffer)
+            self.busy = False
+
+    cdef int _walk(self, const uint8_t *data, Py_ssize_t *position, Py_ssize_t end, Py_ssize_t limit) except -1:
+        cdef Head head
+        cdef const uint8_t *body = NULL
+        cdef Py_ssize_t body_bytes = 0
+        cdef Py_ssize_t at = position[0]
+        cdef Py_ssize_t length
+        cdef int why = NOTHING
+        while True:
+            length = _frame(data + at, end - at)
+            if length <= 0:
+                why = NOTHING if length == 0 else OTHER
+                break
+            if self.ask_count >= limit:
+                why = FULL
+                break
+            if not _read_head(data + at + 4, length, &head, &body, &body_bytes):
+                why = OTHER
+                break
+            if head.code == CODE_PULL:
+                why = PULL
+                break
+            if head.code == CODE_COMMIT:
+                why = COMMIT
+                break
+            if not self._take_send(&head, body, body_bytes, at):
+                why = OTHER
+                break
+            if head.serialize == SERIALIZE_BINARY:
+                self.saw_binary = True
+            at += 4 + length
+        position[0] = at
+        return why
+
+    cdef bint _take_send(self, Head *head, const uint8_t *body, Py_ssize_t body_bytes, Py_ssize_t start) except -1:
+        """Note a send; False, with nothing changed, when the slow lane has to look at it."""
+        cdef Ask ask
+        cdef Py_ssize_t items_before = self.item_count
+        cdef Py_ssize_t scratch_before = self.scratch_size
+        cdef int32_t ignored = 0, flag = 0
+        cdef bint batch = head.code == CODE_SEND_BATCH
+        cdef bint unit = False
+        cdef Plan plan
+        if PyBytes_GET_SIZE(self.store_host) == 0 or body_bytes > self.body_bytes_max:
+            return False
+        if head.fields[0].at == NULL or head.fields[2].at == NULL:
+            return False
+        if not (
+            _number32(&head.fields[3], &ignored) and _number32(&head.fields[4], &ask.queue_id)
+            and _number32(&head.fields[5], &ask.sys_flag) and _number(&head.fields[6], &ask.born_ms)
+            and _number32(&head.fields[7], &flag)
+        ):
+            return False
+        ask.reconsume_times = 0
+        if head.fields[9].at != NULL and not _number32(&head.fields[9], &ask.reconsume_times):
+            return False
+        if head.fields[10].at != NULL and not _truth(&head.fields[10], &unit):
+            return False
+        if head.fields[11].at != NULL and not _number32(&head.fields[11], &ignored):
+            return False
+        if head.fields[12].at != NULL:
+            if not _truth(&head.fields[12], &unit):
+                return False
+            batch = batch or unit
+        if ask.sys_flag & SYS_TRANSACTION_MASK:
+            return False
+        plan = self._plan(&head.fields[1], &ask.plan)
+        if plan is None or not 0 <= ask.queue_id < plan.queues:
+            return False
+        ask.sys_flag |= plan.sys_flag
+        ask.start = start
+        ask.first = self.item_count
+        ask.opaque = head.opaque
+        ask.code = head.code
+        ask.serialize = <uint8_t>head.serialize
+        ask.oneway = head.flag & FLAG_ONEWAY != 0
+        ask.queue_offset = 0
+        if not self._note(&ask, plan, &head.fields[8], body, body_bytes, flag, batch):
+            self.item_count = items_before
+            self.scratch_size = scratch_before
+            return False
+        if self.ask_count == self.ask_room:
+            self._more_asks()
+        self.asks[self.ask_count] = ask
+        self.ask_count += 1
+        return True
+
+    cdef Plan _plan(self, Text *topic, Py_ssize_t *number):
+        cdef Plan plan
+        cdef bytes name
+        cdef Py_ssize_t index
+        if topic.at == NULL or topic.escaped or topic.size == 0:
+            return None
+        # Most buffers speak of one topic, or of the same few.
+        index = len(self.plans)
+        while index:
+            index -= 1
+            plan = <Plan>self.plans[index]
+            if PyBytes_GET_SIZE(plan.name) == topic.size and memcmp(
+                PyBytes_AS_STRING(plan.name), topic.at, topic.size
+            ) == 0:
+                number[0] = index
+                return plan
+        if topic.size > 127:
+            return None
+        name = topic.at[:topic.size]
+        plan = self.known.get(name)
+        if plan is None:
+            plan = self.find(name)
+            if plan is None:
+                return None
+            self.known[name] = plan
+        number[0] = len(self.plans)
+        self.plans.append(plan)
+        return plan
+
+    cdef bint _note(
+        self, Ask *ask, Plan plan, Text *properties, const uint8_t *body, Py_ssize_t body_bytes,
+        int32_t flag, bint batch,
+    ) except -1:
+        """The messages of a send, their properties checked and made ready."""
+        cdef Py_ssize_t fixed_bytes = (
+            RECORD_BYTES_MIN - 2 * HOST_V4_BYTES + PyBytes_GET_SIZE(self.born_host)
+            + PyBytes_GET_SIZE(self.store_host) + PyBytes_GET_SIZE(plan.name)
+        )
+        cdef Py_ssize_t shared_at = self.scratch_size
+        cdef Py_ssize_t shared_bytes
+        cdef Item *item
+        cdef Py_ssize_t index
+        ask.wait = True
+        if not self._shared(properties, &ask.wait, batch):
+            return False
+        shared_bytes = self.scratch_size - shared_at
+        if batch:
+            if not self._split(body, body_bytes):
+                return False
+        else:
+            item = self._new_item()
+            item.body = body
+            item.body_bytes = body_bytes
+            item.own = NULL
+            item.own_bytes = 0
+            item.flag = flag
+        ask.count = self.item_count - ask.first
+        ask.size = 0
+        for index in range(ask.first, self.item_count):
+            item = &self.items[index]
+            item.shared_at = shared_at
+            item.shared_bytes = shared_bytes
+            if _properties_bytes(item) > PROPERTIES_BYTES_MAX:
+                return False
+            ask.size += fixed_bytes + item.body_bytes + _properties_bytes(item)
+        return ask.count > 0 and ask.size <= self.record_bytes_max
+
+    cdef bint _shared(self, Text *text, bint *wait, bint batch) except -1:
+        """The properties of a send as they are stored, with the cluster, into the scratch buffer."""
+        cdef const uint8_t *names[PAIRS_MAX]
+        cdef Py_ssize_t sizes[PAIRS_MAX]
+        cdef Py_ssize_t count = 0
+        cdef Py_ssize_t index, size, name_bytes, value_bytes
+        cdef const uint8_t *at
+        cdef const uint8_t *end
+        cdef const uint8_t *pair_end
+        cdef const uint8_t *value
+        cdef uint8_t *source
+        cdef uint8_t *to
+        cdef uint8_t seen = 0
+        size = 0 if text.at == NULL else text.size
+        # The text unescaped behind, and in front of it what is made of it.
+        self._reserve(2 * size + PyBytes_GET_SIZE(self.cluster) + 2)
+        to = self.scratch + self.scratch_size
+        source = to + size + PyBytes_GET_SIZE(self.cluster) + 2
+        at = text.at
+        if size and text.escaped:
+            size = _unescape(text.at, size, source)
+            if size < 0:
+                return False
+            at = source
+        if _null(at, size):
+            return False
+        for index in range(size):
+            seen |= at[index]
+        if seen >= 0x80 and not _is_utf8(at, size):
+            return False
+        if size and memchr(at, 0, size) != NULL:
+            return False
+        end = at + size
+        while at < end:
+            pair_end = <const uint8_t *>memchr(at, 2, end - at)
+            if pair_end == NULL:
+                pair_end = end
+            value = <const uint8_t *>memchr(at, 1, pair_end - at) if pair_end > at else NULL
+            if value != NULL:
+                name_bytes = value - at
+                value += 1
+                value_bytes = pair_end - value
+                if name_bytes and value_bytes:
+                    if count == PAIRS_MAX or _means_something(at, name_bytes):
+                        return False
+                    for index in range(count):
+                        if sizes[index] == name_bytes and memcmp(names[index], at, name_bytes) == 0:
+                            return False
+                    names[count] = at
+                    sizes[count] = name_bytes
+                    count += 1
+                    if _same(at, name_bytes, "WAIT", 4):
+                        wait[0] = value_bytes == 4 and (
+                            (value[0] | 32) == 116 and (value[1] | 32) == 114
+                            and (value[2] | 32) == 117 and (value[3] | 32) == 101
+                        )
+                    if batch or not _same(at, name_bytes, "WAIT", 4):
+                        to = _put(to, at, pair_end - at)
+                        to[0] = 2
+                        to += 1
+            at = pair_end + 1
+        to = _put(to, PyBytes_AS_STRING(self.cluster), PyBytes_GET_SIZE(self.cluster))
+        self.scratch_size = to - self.scratch
+        return True
+
+    cdef bint _split(self, const uint8_t *body, Py_ssize_t body_bytes) except -1:
+        """The items of a batch."""
+        cdef const uint8_t *at = body
+        cdef const uint8_t *end = body + body_bytes
+        cdef const uint8_t *text
+        cdef Py_ssize_t size, inner, text_bytes, index
+        cdef uint8_t seen
+        cdef Item *item
+        while at < end:
+            if end - at < ITEM_HEAD_BYTES + 2:
+                return False
+            size = _i32(at)
+            if size < ITEM_HEAD_BYTES + 2 or size > end - at:
+                return False
+            inner = _i32(at + 16)
+            if inner < 0 or inner > size - ITEM_HEAD_BYTES - 2:
+                return False
+            text = at + ITEM_HEAD_BYTES + inner + 2
+            text_bytes = size - ITEM_HEAD_BYTES - inner - 2
+            if _i16(text - 2) != text_bytes:
+                return False
+            seen = 0
+            for index in range(text_bytes):
+                seen |= text[index]
+            if seen >= 0x80 and not _is_utf8(text, text_bytes):
+                return False
+            if text_bytes and (
+                memchr(text, 0, text_bytes) != NULL
+                or memmem(text, text_bytes, <const char *>"DELAY", 5) != NULL
+                or memmem(text, text_bytes, <const char *>"TRAN_MSG", 8) != NULL
+                or memmem(text, text_bytes, <const char *>"TIMER_", 6) != NULL
+            ):
+                return False
+            item = self._new_item()
+            item.body = at + ITEM_HEAD_BYTES
+            item.body_bytes = inner
+            item.own = text
+            item.own_bytes = text_bytes
+            item.flag = _i32(at + 12)
+            at += size
+        return True
+
+    # --- staging -----------------------------------------------------------------------------
+
+    @property
+    def left(self):
+        """Requests that are not encoded yet."""
+        return self.ask_count - self.encoded
+
+    @property
+    def next_bytes(self):
+        """How much room the records of the next request need, contiguous in one file."""
+        return self.asks[self.encoded].size if self.encoded < self.ask_count else 0
+
+    def encode(
+        self, bytearray out not None, int64_t log_offset, int64_t room, int64_t store_ms,
+        dict next_offsets not None, dict before not None, queue_end,
+    ):
+        """Append the records of as many requests as fit into `room` bytes.
+
+        They begin at `log_offset`. Queue offsets are taken from `next_offsets`, or from
+        `queue_end` for a queue that is not there; `before` keeps what was there before. Returns
+        bytes and messages.
+        """
+        cdef Py_ssize_t first = self.encoded
+        cdef Py_ssize_t stop = first
+        cdef Py_ssize_t number, index, size_before
+        cdef int64_t size = 0
+        cdef int64_t messages = 0
+        cdef int64_t queue_offset
+        cdef Ask *ask
+        cdef Item *item
+        cdef Plan plan
+        cdef uint8_t *to
+        size_before = PyByteArray_GET_SIZE(out)
+        try:
+            while stop < self.ask_count and size + self.asks[stop].size <= room:
+                ask = &self.asks[stop]
+                plan = <Plan>self.plans[ask.plan]
+                key = plan.keys[ask.queue_id]
+                old = next_offsets.get(key)
+                if old is None:
+                    old = queue_end(plan.topic, ask.queue_id)
+                queue_offset = old
+                ask.queue_offset = queue_offset
+                if key not in before:
+                    before[key] = old
+                next_offsets[key] = queue_offset + ask.count
+                size += ask.size
+                messages += ask.count
+                stop += 1
+            PyByteArray_Resize(out, size_before + size)
+        except BaseException:
+            while stop > first:
+                stop -= 1
+                ask = &self.asks[stop]
+                plan = <Plan>self.plans[ask.plan]
+                next_offsets[plan.keys[ask.queue_id]] = ask.queue_offset
+            raise
+        to = <uint8_t *>PyByteArray_AS_STRING(out) + size_before
+        for number in range(first, stop):
+            ask = &self.asks[number]
+            plan = <Plan>self.plans[ask.plan]
+            for index in range(ask.count):
+                item = &self.items[ask.first + index]
+                item.log_offset = log_offset
+                size_before = self._record(to, ask, item, plan, ask.queue_offset + index, store_ms)
+                to += size_before
+                log_offset += size_before
+        self.encoded = stop
+        if stop > first:
+            self.portions.append((first, stop, log_offset))
+        return size, messages
+
+    cdef Py_ssize_t _record(
+        self, uint8_t *start, Ask *ask, Item *item, Plan plan, int64_t queue_offset,
+        int64_t store_ms,
+    ) noexcept:
+        cdef Py_ssize_t born_bytes = PyBytes_GET_SIZE(self.born_host)
+        cdef Py_ssize_t store_bytes = PyBytes_GET_SIZE(self.store_host)
+        cdef int32_t sys_flag = ask.sys_flag & ~(SYS_BORN_V6 | SYS_STORE_V6)
+        cdef uint8_t *at
+        if born_bytes == HOST_V6_BYTES:
+            sys_flag |= SYS_BORN_V6
+        if store_bytes == HOST_V6_BYTES:
+            sys_flag |= SYS_STORE_V6
+        at = _put32(start + 4, <uint32_t>MAGIC_RECORD)
+        at = _put32(at, _checksum(item.body, item.body_bytes) & CRC_MASK)
+        at = _put32(at, <uint32_t>ask.queue_id)
+        at = _put32(at, <uint32_t>item.flag)
+        at = _put64(at, <uint64_t>queue_offset)
+        at = _put64(at, <uint64_t>item.log_offset)
+        at = _put32(at, <uint32_t>sys_flag)
+        at = _put64(at, <uint64_t>ask.born_ms)
+        at = _put(at, PyBytes_AS_STRING(self.born_host), born_bytes)
+        at = _put64(at, <uint64_t>store_ms)
+        at = _put(at, PyBytes_AS_STRING(self.store_host), store_bytes)
+        at = _put32(at, <uint32_t>ask.reconsume_times)
+        at = _put64(at, 0)
+        at = _put32(at, <uint32_t>item.body_bytes)
+        at = _put(at, item.body, item.body_bytes)
+        at[0] = <uint8_t>PyBytes_GET_SIZE(plan.name)
+        at = _put(at + 1, PyBytes_AS_STRING(plan.name), PyBytes_GET_SIZE(plan.name))
+        at = _put16(at, <uint32_t>_properties_bytes(item))
+        at = _put(at, item.own, item.own_bytes)
+        if _needs_end(item):
+            at[0] = 2
+            at += 1
+        at = _put(at, self.scratch + item.shared_at, item.shared_bytes)
+        _put32(start, <uint32_t>(at - start))
+        return at - start
+
+    def tickets(self):
+        """End in the log, whether to wait for the sync, and ticket of what was encoded."""
+        cdef list out = []
+        cdef Ticket ticket
+        for first, stop, end in self.portions:
+            for wait in (True, False):
+                ticket = self._ticket(first, stop, wait)
+                if ticket is not None:
+                    out.append((end, wait, ticket))
+        return out
+
+    def codes(self):
+        """How many of what was encoded had which request code."""
+        cdef Py_ssize_t number
+        cdef Py_ssize_t plain = 0
+        cdef Py_ssize_t short = 0
+        for number in range(self.encoded):
+            if self.asks[number].code == CODE_SEND_V2:
+                short += 1
+            elif self.asks[number].code == CODE_SEND:
+                plain += 1
+        counts = ((CODE_SEND_V2, short), (CODE_SEND, plain), (CODE_SEND_BATCH, self.encoded - short - plain))
+        return [(code, count) for code, count in counts if count]
+
+    cdef Ticket _ticket(self, Py_ssize_t first, Py_ssize_t stop, bint wait):
+        cdef Ticket ticket
+        cdef Py_ssize_t number, index
+        cdef Py_ssize_t count = 0
+        cdef Py_ssize_t messages = 0
+        for number in range(first, stop):
+            if self.asks[number].wait == wait:
+                count += 1
+                messages += self.asks[number].count
+        if not count:
+            return None
+        ticket = Ticket()
+        ticket.asks = <Ask *>PyMem_Malloc(count * sizeof(Ask))
+        ticket.log_offsets = <int64_t *>PyMem_Malloc(messages * sizeof(int64_t))
+        if ticket.asks == NULL or ticket.log_offsets == NULL:
+            raise MemoryError
+        ticket.plans = list(self.plans)
+        for number in range(first, stop):
+            if self.asks[number].wait == wait:
+                ticket.asks[ticket.count] = self.asks[number]
+                ticket.asks[ticket.count].first = ticket.messages
+                for index in range(self.asks[number].count):
+                    ticket.log_offsets[ticket.messages] = self.items[
+                        self.asks[number].first + index
+                    ].log_offset
+                    ticket.messages += 1
+                ticket.count += 1
+        return ticket
+
+    # --- room --------------------------------------------------------------------------------
+
+    cdef int _more_asks(self) except -1:
+        cdef Py_ssize_t room = 64 if self.ask_room == 0 else 2 * self.ask_room
+        cdef Ask *asks = <Ask *>PyMem_Realloc(self.asks, room * sizeof(Ask))
+        if asks == NULL:
+            raise MemoryError
+        self.asks = asks
+        self.ask_room = room
+        return 0
+
+    cdef Item *_new_item(self) except NULL:
+        cdef Py_ssize_t room
+        cdef Item *items
+        if self.item_count == self.item_room:
+            room = 64 if self.item_room == 0 else 2 * self.item_room
+            items = <Item *>PyMem_Realloc(self.items, room * sizeof(Item))
+            if items == NULL:
+                raise MemoryError
+            self.items = items
+            self.item_room = room
+        self.item_count += 1
+        return &self.items[self.item_count - 1]
+
+    cdef int _reserve(self, Py_ssize_t more) except -1:
+        cdef Py_ssize_t room
+        cdef uint8_t *scratch
+        if self.scratch_room - self.scratch_size >= more:
+            return 0
+        room = 2 * (self.scratch_size + more)
+        scratch = <uint8_t *>PyMem_Realloc(self.scratch, room)
+        if scratch == NULL:
+            raise MemoryError
+        self.scratch = scratch
+        self.scratch_room = room
+        return 0
+
+
+cdef inline bint _needs_end(Item *item) noexcept nogil:
+    """Whether a separator is missing between the two parts of the properties."""
+    return item.own_bytes != 0 and item.own[item.own_bytes - 1] != 2
+
+
+cdef inline Py_ssize_t _properties_bytes(Item *item) noexcept nogil:
+    return item.own_bytes + _needs_end(item) + item.shared_bytes
+
+
+cdef bint _means_something(const uint8_t *at, Py_ssize_t size) noexcept nogil:
+    """Whether the slow lane acts on a property of this name."""
+    return (
+        _same(at, size, "DELAY", 5) or _same(at, size, "TRAN_MSG", 8)
+        or _same(at, size, "CLUSTER", 7) or (size >= 6 and memcmp(at, <const char *>"TIMER_", 6) == 0)
+    )

@@ -1,0 +1,516 @@
+"""The fast lane against the slow one: the same bytes in give the same replies and files."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosmodrome import speed
+from cosmodrome.broker.app import Broker, build_broker
+from cosmodrome.env.base import Env
+from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
+from cosmodrome.env.real import real_env
+from cosmodrome.transport.connection import SocketConnection
+from cosmodrome.wire.bodies import TopicConfig
+from cosmodrome.wire.message import pack_host
+
+if not speed.HAS_LANE:
+    if os.environ.get("COSMODROME_REQUIRE_NATIVE"):
+        raise RuntimeError("the fast lane is not built")
+    pytest.skip("the fast lane is not built", allow_module_level=True)
+
+NOW_MS = 1_700_000_000_123
+PEER = ("10.1.2.3", 40_000)
+FILES = ("commitlog", "consumequeue", "index")
+
+
+class StoppedClock:
+    def now_ms(self) -> int:
+        return NOW_MS
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self, peer: tuple[str, int]) -> None:
+        super().__init__({"peername": peer})
+        self.out = bytearray()
+        self.ended = False
+
+    def write(self, data: Any) -> None:
+        self.out += data
+
+    def writelines(self, parts: Any) -> None:
+        self.out += b"".join(parts)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.ended = True
+
+    def abort(self) -> None:
+        self.ended = True
+
+
+class Side:
+    """A broker and one connection to it, without sockets in between."""
+
+    def __init__(self, path: Path, env: Env, *, fast: bool, **store: Any) -> None:
+        self.path = path
+        options = {
+            "flush_disk_type": "ASYNC_FLUSH",
+            "mapped_file_size_commit_log": 65_536,
+            "mapped_file_size_consume_queue": 2000,
+            "max_hash_slot_num": 5000,
+            "max_index_num": 500,
+        }
+        self.broker: Broker = build_broker(
+            BrokerOptions(fast_lane_enable=fast, broker_name="b", listen_port=0),
+            StoreOptions(store_path_root_dir=str(path), **{**options, **store}),
+            SocketOptions(),
+            env,
+        )
+        self.fast = fast
+        self.dispatched = 0  # requests that took the slow lane
+
+    async def __aenter__(self) -> Side:
+        await self.broker.start()
+        self.broker._place.packed = pack_host("10.9.9.9", 10_911)
+        server = self.broker._server
+        assert (server._lane is not None) is self.fast
+        self.router = server._router
+        dispatch = self.router.dispatch
+
+        def count(*request: Any) -> None:
+            self.dispatched += 1
+            dispatch(*request)
+
+        self.router.dispatch = count  # type: ignore[method-assign]
+        self.store = self.broker._store
+        topics = self.broker._state[0]
+        topics.put(TopicConfig(topic_name="Plain", read_queue_nums=4, write_queue_nums=4))
+        multi = TopicConfig(topic_name="Multi", topic_filter_type="MULTI_TAG")
+        topics.put(multi)
+        self.wire = Wire(PEER)
+        self.connection: SocketConnection = server._connection()
+        self.connection.connection_made(self.wire)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.connection.connection_lost(None)
+        await self.broker.stop()
+
+    async def feed(self, data: bytes) -> None:
+        buffer = self.connection.get_buffer(-1)
+        buffer[: len(data)] = data
+        self.connection.buffer_updated(len(data))
+        buffer[: len(data)] = bytes(len(data))  # another connection's read comes
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(6):
+            await asyncio.sleep(0)
+
+    async def answered(self) -> None:
+        async with asyncio.timeout(10):
+            while self.connection.in_flight:
+                await asyncio.sleep(0.001)
+        await self.settle()
+
+    def replies(self) -> dict[int, bytes]:
+        """Whole frames by opaque."""
+        found: dict[int, bytes] = {}
+        data, at = bytes(self.wire.out).replace(b"/fast/", b"/slow/"), 0  # in the words of errors
+        while at < len(data):
+            length, word = struct.unpack_from(">II", data, at)
+            frame = data[at : at + 4 + length]
+            if word >> 24:
+                (opaque,) = struct.unpack_from(">i", frame, 13)
+            else:
+                opaque = json.loads(frame[8 : 8 + word])["opaque"]
+            assert opaque not in found
+            found[opaque] = frame
+            at += 4 + length
+        return found
+
+    def counted(self) -> dict[str, object]:
+        produce = self.router._handlers[310][1].__self__
+        consume = self.router._handlers[11][1].__self__
+        offsets = self.router._handlers[15][1].__self__
+        stats = produce._stats
+        facts = self.store.facts()
+
+        def item(one: Any) -> tuple[int, ...]:
+            return one.messages, one.size, one.calls
+
+        return {
+            "requests": self.router.requests,
+            "errors": self.router.errors,
+            "produce": (produce.messages_total, produce.bytes_total, produce.failures_total),
+            "times": sum(produce._put_times._counts),
+            "consume": (consume.messages_total, consume.bytes_total, consume.found_total),
+            "misses": (consume.missed_total, consume.failures_total),
+            "topics": {name: item(one) for name, one in stats._topics.items()},
+            "groups": {name: item(one) for name, one in stats._groups.items()},
+            "all": (item(stats.puts), item(stats.gets)),
+            "offsets": offsets._table,
+            "store": (facts.put_count, facts.put_bytes, facts.put_failed_count),
+            "serialize": self.connection._session._serialize,
+        }
+
+    def files(self) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(self.path)): path.read_bytes()
+            for folder in FILES
+            for path in sorted((self.path / folder).rglob("*"))
+            if path.is_file()
+        }
+
+
+def env(seed: int) -> Env:
+    return dataclasses.replace(real_env(), clock=StoppedClock(), random=random.Random(seed))
+
+
+async def compare(
+    tmp_path: Path,
+    drive: Callable[[Side], Any],
+    *,
+    seed: int = 0,
+    make_env: Callable[[int], Env] = env,
+    **store: Any,
+) -> list[Side]:
+    """Do the same to a broker with and without the lane; what they did must be the same."""
+    sides = [
+        Side(tmp_path / name, make_env(seed), fast=name == "fast", **store)
+        for name in ("slow", "fast")
+    ]
+    seen = []
+    for side in sides:
+        async with side:
+            await drive(side)
+            await side.answered()
+            seen.append((side.replies(), side.counted()))
+    (slow_replies, slow_counted), (fast_replies, fast_counted) = seen
+    assert slow_replies.keys() == fast_replies.keys()
+    for opaque, reply in slow_replies.items():
+        assert fast_replies[opaque] == reply, opaque
+    for name, value in slow_counted.items():
+        assert fast_counted[name] == value, name
+    assert sides[0].files() == sides[1].files()
+    return sides
+
+
+# --- requests --------------------------------------------------------------------------------
+
+
+def header_json(code: int, opaque: int, flag: int, ext: dict[str, Any], style: int) -> bytes:
+    head = {"code": code, "language": "JAVA", "version": 399, "opaque": opaque, "flag": flag}
+    head |= {"serializeTypeCurrentRPC": "JSON"} if style != 1 else {"remark": None}
+    if style == 2:
+        head = {"extFields": ext, **head}  # its fields first
+    else:
+        head["extFields"] = ext
+    separators = (", ", ": ") if style == 1 else (",", ":")
+    return json.dumps(head, separators=separators, ensure_ascii=style != 3).encode(
+        "utf-8", "surrogatepass"
+    )
+
+
+def header_binary(code: int, opaque: int, flag: int, ext: dict[str, Any]) -> bytes:
+    pairs = b""
+    for name, value in ext.items():
+        text = (str(value).lower() if isinstance(value, bool) else str(value)).encode(
+            "utf-8", "surrogatepass"
+        )
+        pairs += struct.pack(">h", len(name)) + name.encode() + struct.pack(">i", len(text)) + text
+    return struct.pack(">hbhiiii", code, 0, 399, opaque, flag, 0, len(pairs)) + pairs
+
+
+def frame(
+    code: int, opaque: int, ext: dict[str, Any], body: bytes = b"", *, flag: int = 0, style: int = 0
+) -> bytes:
+    if style == 4:
+        header = header_binary(code, opaque, flag, ext)
+    else:
+        header = header_json(code, opaque, flag, ext, style)
+    word = len(header) | (1 << 24 if style == 4 else 0)
+    return struct.pack(">II", 4 + len(header) + len(body), word) + header + body
+
+
+LONG = dict(
+    zip(
+        "abcdefghijklmn",
+        [
+            *("producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId"),
+            *("sysFlag", "bornTimestamp", "flag", "properties", "reconsumeTimes", "unitMode"),
+            *("maxReconsumeTimes", "batch", "bname"),
+        ],
+        strict=True,
+    )
+)
+
+
+def send_fields(**changes: Any) -> dict[str, Any]:
+    properties = "KEYS\x01k1 k2\x02TAGS\x01A\x02WAIT\x01true"
+    plain = ["group", "Plain", "TBW102", "4", "1", "0", "1690000000000", "7", properties, "0"]
+    fields: dict[str, Any] = dict(zip("abcdefghij", plain, strict=True), k="false", m="false")
+    for name, value in changes.items():
+        if value is None:
+            fields.pop(name, None)
+        else:
+            fields[name] = value
+    return fields
+
+
+def item(body: bytes, properties: str = "TAGS\x01B", flag: int = 3) -> bytes:
+    text = properties.encode()
+    size = 22 + len(body) + len(text)
+    head = struct.pack(">iiiii", size, 0, 0, flag, len(body))
+    return head + body + struct.pack(">h", len(text)) + text
+
+
+PROPERTIES = (
+    *(None, "", "WAIT\x01false", "WAIT\x01TRUE", "TAGS\x01A\x02", "\x02\x02TAGS\x01A"),
+    *("UNIQ_KEY\x01AB\x02KEYS\x01one two  three\x02WAIT\x01false\x02", "TAGS\x01A\x02TAGS\x01B"),
+    *("CLUSTER\x01mine\x02TAGS\x01A", "broken\x02\x01\x02name\x01\x02TAGS\x01A\x01B", "null"),
+    *("DELAY\x013", "DELAY\x010\x02TAGS\x01A", "DELAY\x01x", "TRAN_MSG\x01true\x02PGROUP\x01g"),
+    *("TRAN_MSG\x01false", "TIMER_DELAY_SEC\x015\x02UNIQ_KEY\x01u", "TIMER_OUT_MS\x015"),
+    *("KEYS\x01schlüssel\x02TAGS\x01标签", "TAGS\x01\U0001f680", "a\x01b\0c", "a\x01b\x00"),
+    *("x\x01" + "y" * 300, "x\x01" + "y" * 32_700, "x\x01" + "y" * 32_767, 'q\x01"\\/\b\n\t'),
+    "\x02".join(f"p{number}\x01v" for number in range(30)),
+)
+CHANGES: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("b", ("Plain", "Plain", "Multi", "New", "%RETRY%group", "SCHEDULE_TOPIC_XXXX", "a b", "")),
+    ("e", (0, "3", "4", "-1", "+1", "007", "x", "", "99999999999", None, 2.0, True)),
+    ("f", ("1", "4", "8", "12", "16", "48", "-1", "0x1", None)),
+    ("g", ("0", "-5", "9223372036854775807", "9223372036854775808", 1690000000000, 12, None)),
+    ("h", ("0", "-1", "2147483648", None)),
+    ("i", PROPERTIES),
+    ("j", (None, "3", "-2", "", "null", "1.5")),
+    ("k", (None, "true", "TRUE", "1", "maybe", True, False)),
+    ("l", ("16", "x", None)),
+    ("m", (None, "true", "True", "0", False)),
+    ("a", (None, "", "grüppe", 'quo"te')),
+    ("c", (None, "", "Nope")),
+    ("d", (None, "0", "x")),
+    ("n", ("b", None)),
+    ("zz", ("unknown", 5, True)),
+    ("body", ("meta",)),
+)
+
+
+def random_send(chance: random.Random, opaque: int) -> bytes:
+    fields = send_fields(e=str(chance.randrange(4)))
+    changes = dict(chance.sample(CHANGES, chance.choice((0, 0, 0, 1, 1, 2, 3))))
+    for name, values in changes.items():
+        value = chance.choice(values)
+        fields.pop(name, None)
+        if value is not None:
+            fields[name] = value
+    code = chance.choice((310, 310, 310, 10, 320))
+    body = chance.randbytes(chance.choice((0, 1, 100, 3000, 30_000)))
+    if code == 320 or fields.get("m") == "true":
+        texts = chance.choices([text for text in PROPERTIES if text is not None], k=3)
+        if chance.random() < 0.6:
+            texts = ["TAGS\x01A", "", "KEYS\x01k\x02"]
+        body = b"".join(
+            item(chance.randbytes(20), text) for text in texts if len(text.encode()) < 32_768
+        )
+        damage = chance.random()
+        if damage < 0.1:
+            body = body[:-1]
+        elif damage < 0.15:
+            body = b""
+        elif damage < 0.2:
+            body = item(b"x", "TAGS\x01A")[:-1] + b"\xff"
+    if code == 10:
+        fields = {LONG.get(name, name): value for name, value in fields.items()}
+    flag = chance.choice((0, 0, 0, 0, 2))
+    return frame(code, opaque, fields, body, flag=flag, style=chance.randrange(5))
+
+
+def random_pull(chance: random.Random, opaque: int) -> bytes:
+    fields = {
+        "consumerGroup": chance.choice(("group", "group", "other", "bad group", "")),
+        "topic": chance.choice(("Plain", "Plain", "Plain", "Multi", "Unknown", "%RETRY%group")),
+        "queueId": chance.choice(("0", "1", "1", "2", "9", "-1", "x")),
+        "queueOffset": str(chance.choice((0, 0, 1, 2, 5, 100, -1))),
+        "maxMsgNums": chance.choice(("32", "1", "0", "-3", "2", "100000")),
+        "sysFlag": str(chance.choice((4, 4, 5, 5, 0, 1))),
+        "commitOffset": chance.choice(("0", "2", "-1", "-7", "9223372036854775807")),
+        "suspendTimeoutMillis": "0",
+        "subscription": chance.choice(("*", "*", "A", "A || B", "||", "a > 1", "null", "")),
+        "subVersion": chance.choice(("0", "1690000000000", "")),
+        "expressionType": chance.choice(("TAG", "TAG", "SQL92", "", "ODD")),
+        "maxMsgBytes": "100",
+    }
+    for name in chance.sample(sorted(fields), chance.choice((0, 0, 1))):
+        del fields[name]
+    flag = 2 if chance.random() < 0.05 else 0
+    return frame(11, opaque, fields, flag=flag, style=chance.randrange(5))
+
+
+def random_commit(chance: random.Random, opaque: int) -> bytes:
+    fields = {
+        "consumerGroup": chance.choice(("group", "other", "bad group")),
+        "topic": chance.choice(("Plain", "Gone", "not good")),
+        "queueId": chance.choice((0, "1", "-1")),
+        "commitOffset": chance.choice((5, "0", "3", "-1", "-2", "y")),
+    }
+    return frame(15, opaque, fields, flag=chance.choice((0, 2)), style=chance.randrange(5))
+
+
+def random_other(chance: random.Random, opaque: int) -> bytes:
+    fields = {"topic": "Plain", "queueId": "1"}
+    return frame(chance.choice((30, 31, 9999)), opaque, fields, style=chance.randrange(5))
+
+
+KINDS = (random_send, random_send, random_send, random_pull, random_commit, random_other)
+
+
+COUNT = 400
+
+
+def stream(seed: int) -> tuple[bytes, list[int]]:
+    """Frames one after the other, and where the reads end."""
+    chance = random.Random(seed)
+    data = b"".join(chance.choice(KINDS)(chance, opaque) for opaque in range(COUNT))
+    cuts, at = [], 0
+    while at < len(data):
+        at = min(len(data), at + chance.choice((3, 50, 700, 5000, 60_000, 200_000)))
+        cuts.append(at)
+    return data, cuts
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_any_stream(tmp_path: Path, seed: int) -> None:
+    data, cuts = stream(seed)
+
+    async def drive(side: Side) -> None:
+        at = 0
+        for end in cuts:
+            await side.feed(data[at:end])
+            at = end
+
+    slow, fast = await compare(tmp_path, drive, seed=seed)
+    assert len(slow.replies()) > 100
+    assert slow.dispatched == COUNT
+    assert 20 < fast.dispatched < COUNT * 0.8
+
+
+async def test_a_broken_frame_ends_both(tmp_path: Path) -> None:
+    async def drive(side: Side) -> None:
+        good = frame(310, 1, send_fields(), b"x")
+        await side.feed(good + struct.pack(">II", 1 << 30, 0)[:3])
+        await side.feed(struct.pack(">II", 1 << 30, 0)[3:] + good)
+        assert side.wire.ended
+
+    await compare(tmp_path, drive)
+
+
+async def test_synced_sends(tmp_path: Path) -> None:
+    data = b"".join(
+        frame(310, opaque, send_fields(i=f"WAIT\x01{opaque % 2 == 0}"), b"x" * opaque)
+        for opaque in range(1, 60)
+    )
+
+    async def drive(side: Side) -> None:
+        await side.feed(data)
+
+    await compare(tmp_path, drive, flush_disk_type="SYNC_FLUSH")
+
+
+async def test_a_sync_that_takes_too_long(tmp_path: Path) -> None:
+    release = asyncio.Event()
+
+    def slow_env(seed: int) -> Env:
+        plain = env(seed)
+
+        async def offload(work: Callable[[], Any]) -> Any:
+            await release.wait()
+            return work()
+
+        return dataclasses.replace(plain, offload=offload)
+
+    async def drive(side: Side) -> None:
+        release.clear()
+        frames = (frame(code, code, send_fields(), item(b"x")) for code in (310, 320, 10))
+        longs = {LONG[name]: value for name, value in send_fields().items()}
+        await side.feed(b"".join((*frames, frame(10, 1, longs, b"y", style=4))))
+        await side.answered()
+        assert len(side.replies()) == 4
+        release.set()
+
+    # Nothing waits at start and stop, only in between.
+    release.set()
+    slow, _ = await compare(
+        tmp_path, drive, make_env=slow_env, flush_disk_type="SYNC_FLUSH", sync_flush_timeout=20
+    )
+    assert any(b"syncFlushTimeout" in reply for reply in slow.replies().values())
+
+
+async def test_a_write_that_fails(tmp_path: Path) -> None:
+    async def drive(side: Side) -> None:
+        send = frame(310, 1, send_fields(), b"x") + frame(10, 2, {}, b"x")
+        await side.feed(send)
+        log = side.store._log
+        write_chunk = log._write_chunk
+        log._write_chunk = lambda chunk: OSError(28, "No space left on device")
+        await side.feed(
+            frame(310, 3, send_fields(), b"lost")
+            + frame(320, 4, send_fields(), item(b"lost") * 3, style=4)
+            + frame(310, 5, send_fields(), b"lost", flag=2)
+        )
+        await side.answered()
+        log._write_chunk = write_chunk
+        await side.feed(frame(310, 6, send_fields(), b"kept"))
+
+    slow, _ = await compare(tmp_path, drive)
+    assert b'"code":14' in slow.replies()[3] and b'"queueOffset":"1"' in slow.replies()[6]
+
+
+async def test_files_roll_within_a_read(tmp_path: Path) -> None:
+    data = b"".join(
+        frame(320, opaque, send_fields(), item(b"x" * 2000) * 3) for opaque in range(1, 40)
+    )
+
+    async def drive(side: Side) -> None:
+        for at in range(0, len(data), 120_000):
+            await side.feed(data[at : at + 120_000])
+
+    await compare(tmp_path, drive, mapped_file_size_commit_log=8192)
+
+
+async def test_plans_follow_the_topics(tmp_path: Path) -> None:
+    async def drive(side: Side) -> None:
+        topics = side.broker._state[0]
+        await side.feed(frame(310, 1, send_fields(e="3"), b"x"))
+        topics.put(TopicConfig(topic_name="Plain", read_queue_nums=2, write_queue_nums=2))
+        await side.feed(frame(310, 2, send_fields(e="3"), b"x"))
+        topics.delete("Plain")
+        await side.feed(frame(310, 3, send_fields(c="None"), b"x"))
+        topics.put(TopicConfig(topic_name="Plain"))
+        await side.feed(frame(310, 4, send_fields(e="3"), b"x"))
+
+    slow, _ = await compare(tmp_path, drive)
+    codes = [json.loads(slow.replies()[n][8:])["code"] for n in (1, 2, 3, 4)]
+    assert codes == [0, 1, 17, 0]
