@@ -142,7 +142,9 @@ def _number(row: dict[str, Any], name: str) -> int | None:
 
 
 def _strings(row: dict[str, Any], name: str) -> dict[str, str]:
-    value = row.get(name) or {}
+    value = row.get(name)
+    if value is None:
+        return {}
     if not isinstance(value, dict):
         raise ConfigError(f"{name}: {value!r} is not an object")
     return {key: one if isinstance(one, str) else json.dumps(one) for key, one in value.items()}

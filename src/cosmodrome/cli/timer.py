@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from cosmodrome.cli.context import namesrv_option
 from cosmodrome.errors import ConfigError, Unreachable
 from cosmodrome.transport.channel import Channel
 from cosmodrome.wire import bodies
@@ -24,15 +25,6 @@ COLUMNS = ("DELIVER AT", "TOPIC", "QUEUE", "SIZE", "MESSAGE ID", "HANDLE")
 
 T = TypeVar("T")
 
-_namesrv = click.option(
-    "-n",
-    "--namesrv",
-    envvar="NAMESRV_ADDR",
-    required=True,
-    metavar="HOST:PORT",
-    help="Name servers, separated by ;.",
-)
-
 
 @click.group()
 def timer() -> None:
@@ -40,7 +32,7 @@ def timer() -> None:
 
 
 @timer.command("list")
-@_namesrv
+@namesrv_option
 @click.option("-t", "--topic", help="Only messages to this topic.")
 @click.option("-b", "--broker", help="Only this broker.  [default: every master]")
 @click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True)
@@ -61,7 +53,7 @@ def list_timers(
 
 
 @timer.command()
-@_namesrv
+@namesrv_option
 @click.argument("handle")
 def cancel(namesrv: str, handle: str) -> None:
     """Cancel the message of HANDLE, as `cosmo timer list` or the answer to its send shows it."""
