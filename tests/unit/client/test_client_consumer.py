@@ -7,10 +7,9 @@ import contextlib
 import datetime
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import Node
 
 from cosmodrome.client.consumer import Consumer
 from cosmodrome.client.consumer_options import ConsumerOptions, ConsumerSettings, Consumption
@@ -20,6 +19,9 @@ from cosmodrome.client.values import MessageQueue, ReceivedMessage
 from cosmodrome.errors import ConfigError, Refused
 from cosmodrome.layout import SYS_COMPRESSED, SYS_ZLIB
 from cosmodrome.wire import commands
+
+if TYPE_CHECKING:
+    from conftest import Node
 
 
 async def until(done: Callable[[], bool], seconds: float = 20.0) -> None:
