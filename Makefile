@@ -53,10 +53,10 @@ lock: ## resolve the dependencies again and pin them by hash
 
 clean: ## remove what the targets made, except the virtual environment
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
-	rm -f src/cosmodrome/speed/native.c src/cosmodrome/speed/native*.so
+	rm -f src/cosmodrome/speed/*.c src/cosmodrome/speed/*.so
 
 # The compiled core is optional: without a compiler the same package runs on its pure twin.
-$(VENV)/.run: requirements.lock pyproject.toml setup.py src/cosmodrome/speed/native.pyx | $(VENV)/bin/python
+$(VENV)/.run: requirements.lock pyproject.toml setup.py $(wildcard src/cosmodrome/speed/*.p[yx][xd]) | $(VENV)/bin/python
 	$(PIP) --require-hashes -r requirements.lock
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
