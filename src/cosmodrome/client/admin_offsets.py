@@ -9,7 +9,7 @@ from typing import Literal
 
 from cosmodrome.client.fleet import Fleet
 from cosmodrome.client.values import MessageQueue, NoRoute
-from cosmodrome.errors import Code, ConfigError, Refused
+from cosmodrome.errors import Code, ConfigError, CosmodromeError, Refused
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import ConsumeStats
 from cosmodrome.wire.commands.group import GetConsumeStats, QueryConsumeTimeSpan
@@ -19,6 +19,7 @@ from cosmodrome.wire.commands.offset import (
     GetMinOffset,
     InvokeBrokerToGetConsumerStatus,
     InvokeBrokerToResetOffset,
+    QueryConsumerOffset,
     SearchOffsetByTimestamp,
     UpdateConsumerOffset,
 )
@@ -35,6 +36,10 @@ THE_END = -1  # as a time, in a request
 _UNTOLD = frozenset({Code.CONSUMER_NOT_ONLINE, Code.SYSTEM_ERROR, Code.REQUEST_CODE_NOT_SUPPORTED})
 
 Moment = datetime.datetime | int | Literal["begin", "end"]
+
+
+class NotMoved(CosmodromeError):
+    """A group is not where it was put."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,18 +161,34 @@ class GroupOffsets:
 
     async def set(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Write one queue's offset. Members that are online go on from where they are and may
-        overwrite it: stop them first, or use `reset`."""
+        overwrite it: stop them first, or use `reset`. NotMoved when the broker has another one
+        afterwards."""
         if offset < 0:
             raise ConfigError(f"offset {offset} is negative; the first message has 0")
+        address = await self._fleet.broker(queue.broker_name)
+        full_group, full_topic = self._fleet.full(group), self._fleet.full(queue.topic)
         await self._fleet.call(
-            await self._fleet.broker(queue.broker_name),
+            address,
             UpdateConsumerOffset(
-                consumer_group=self._fleet.full(group),
-                topic=self._fleet.full(queue.topic),
+                consumer_group=full_group,
+                topic=full_topic,
                 queue_id=queue.queue_id,
                 commit_offset=offset,
             ),
         )
+        kept = await self._fleet.call(
+            address,
+            QueryConsumerOffset(
+                consumer_group=full_group, topic=full_topic, queue_id=queue.queue_id
+            ),
+        )
+        if kept.offset != offset:
+            # Compat: 5.x takes no offsets between a reset and the group's next pull.
+            raise NotMoved(
+                f"group {group} is at {kept.offset} of queue {queue.queue_id} of {queue.topic} on"
+                f" {queue.broker_name}, not at {offset}: a member is online, or a reset has to take"
+                " effect first; stop the members, or use `reset`"
+            )
 
     async def clone(self, source: str, target: str, topic: str) -> None:
         """Give one group the progress of another."""

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cosmodrome.client.admin import Admin
-from cosmodrome.client.fleet import PartlyFailed
+from cosmodrome.client.admin_offsets import NotMoved
+from cosmodrome.client.fleet import Fleet, PartlyFailed
 from cosmodrome.client.options import ClientOptions
 from cosmodrome.client.values import MessageQueue, NoRoute
 from cosmodrome.errors import ConfigError, Refused
@@ -179,6 +180,22 @@ async def test_progress_lag_and_offsets_by_number(node: Any, admin: Admin) -> No
     assert await admin.offsets.bounds(QUEUE) == (0, 5)
     with pytest.raises(ConfigError, match="negative"):
         await admin.offsets.set("g", QUEUE, -1)
+
+
+async def test_an_offset_that_the_broker_does_not_keep_is_reported(
+    node: Any, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put(node, count=5)
+    call = Fleet.call
+
+    async def forgetful(self: Fleet, address: str, command: Any, timeout_ms: Any = None) -> Any:
+        if isinstance(command, commands.UpdateConsumerOffset):
+            command.commit_offset = 1  # somebody else was faster
+        return await call(self, address, command, timeout_ms)
+
+    monkeypatch.setattr(Fleet, "call", forgetful)
+    with pytest.raises(NotMoved, match=r"is at 1 .* not at 4"):
+        await admin.offsets.set("g", QUEUE, 4)
 
 
 async def test_a_group_without_members_is_reset_by_writing(node: Any, admin: Admin) -> None:
