@@ -14,6 +14,7 @@ from cosmodrome.errors import Unreachable
 from cosmodrome.transport.channel import Channel
 from cosmodrome.transport.ports import VIP_OFFSET
 from cosmodrome.transport.router import Router
+from cosmodrome.wire.commands.consume import PullRequest
 from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.table import Command, R
 
@@ -26,10 +27,14 @@ class Links:
         self._router = router
         self._channels: dict[str, Channel] = {}
         self._calls: collections.Counter[str] = collections.Counter()  # under way
+        self._advertised: dict[str, str] = {}  # by the address that is called instead
         self._closed = False
 
     async def call(self, address: str, command: Command[R], timeout_ms: int | None = None) -> R:
         """Ask one peer. Unreachable, TimedOut or Refused when there is no good answer."""
+        if self._advertised and isinstance(command, PullRequest):
+            # Compat: upstream's brokers serve everything but pulls on their VIP port.
+            address = self._advertised.get(address, address)
         channel = self.channel(address)
         self._calls[address] += 1
         try:
@@ -67,7 +72,9 @@ class Links:
             return advertised
         host, port = split_address(advertised)
         said = f"[{host}]" if ":" in host else host
-        return f"{said}:{port + VIP_OFFSET}"
+        address = f"{said}:{port + VIP_OFFSET}"
+        self._advertised[address] = advertised
+        return address
 
     async def drop_others(self, keep: Collection[str]) -> None:
         """Close the connections to peers that are not needed any more.
@@ -75,7 +82,13 @@ class Links:
         One that has a call under way stays: no route names the peers of administrative calls.
         """
         self._calls = +self._calls
-        await self._drop(set(self._channels) - set(keep) - set(self._calls))
+        self._advertised = {
+            address: advertised
+            for address, advertised in self._advertised.items()
+            if address in keep or address in self._calls
+        }
+        pulled_from = set(self._advertised.values())
+        await self._drop(set(self._channels) - set(keep) - set(self._calls) - pulled_from)
 
     async def close(self) -> None:
         self._closed = True

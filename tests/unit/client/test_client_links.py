@@ -40,3 +40,30 @@ async def test_a_connection_with_a_call_under_way_is_not_dropped(node: Any) -> N
     await links.drop_others(())
     assert links.channel(address) is not channel
     await links.close()
+
+
+async def test_pulls_do_not_use_the_vip_port(node: Any) -> None:
+    links = Links(ClientOptions(vip_channel=True), Router(CLIENT, (), partial=True))
+    advertised = f"127.0.0.1:{node.broker.port}"
+    address = links.broker_address(advertised)
+    assert address == f"127.0.0.1:{node.broker.port - 2}"
+    reply = await links.call(
+        address,
+        commands.PullMessage(
+            consumer_group="g",
+            topic="SELF_TEST_TOPIC",
+            queue_id=0,
+            queue_offset=0,
+            max_msg_nums=1,
+            sys_flag=4,
+            commit_offset=0,
+            suspend_timeout_millis=0,
+            subscription="*",
+            sub_version=0,
+        ),
+    )
+    assert reply.code == 19
+    channel = links.channel(advertised)
+    await links.drop_others([address])
+    assert links.channel(advertised) is channel
+    await links.close()
