@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cosmodrome.client.delivery import Delivery
-from cosmodrome.client.failures import BadMessage, SendFailed
+from cosmodrome.client.failures import BadMessage, SendFailed, another
 from cosmodrome.client.hooks import SendMode
 from cosmodrome.client.packing import Packed, batch_hindrance
 from cosmodrome.client.sending import Sender
 from cosmodrome.client.values import MessageQueue, SendResult, SendStatus
-from cosmodrome.errors import Code, CosmodromeError
+from cosmodrome.errors import Code
 from cosmodrome.layout import BATCH_ITEM_HEAD, NAME_END
 from cosmodrome.wire.commands.produce import SendBatchMessage
 from cosmodrome.wire.frame import Frame
@@ -181,17 +181,8 @@ class _Gathered(BatchDelivery):
         else:
             for future in self._futures:
                 if not future.done():
-                    future.set_exception(_own(error))
+                    future.set_exception(another(error))
         self._gatherer.returned(self._group)
-
-
-def _own(error: BaseException) -> BaseException:
-    """An exception for one more waiter: raising one adds its traceback to it."""
-    if isinstance(error, SendFailed):
-        return type(error)(error.topic, error.tried)
-    if isinstance(error, CosmodromeError):
-        return type(error)(*error.args) if len(error.args) == 1 else error
-    return error
 
 
 _Key = tuple[str, bool, MessageQueue | str | None]

@@ -45,6 +45,7 @@ class SendFailed(CosmodromeError):
     def __init__(self, topic: str, tried: Sequence[Attempt], why: str = "") -> None:
         self.topic = topic
         self.tried = tuple(tried)
+        self.why = why
         refusal = next(
             (try_.error for try_ in reversed(tried) if isinstance(try_.error, Refused)), None
         )
@@ -65,3 +66,12 @@ class BatchFailed(CosmodromeError):
         self.results = list(results)
         errors = [result for result in results if isinstance(result, CosmodromeError)]
         super().__init__(f"{len(errors)} of {len(results)} messages were not sent: {errors[0]}")
+
+
+def another(error: BaseException) -> BaseException:
+    """The same error for one more waiter: raising one adds its traceback to it."""
+    if isinstance(error, SendFailed):
+        return type(error)(error.topic, error.tried, error.why)
+    if isinstance(error, CosmodromeError) and len(error.args) == 1 and type(error) is not Refused:
+        return type(error)(*error.args)
+    return error

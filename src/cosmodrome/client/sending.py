@@ -22,7 +22,7 @@ from typing import Any
 
 from cosmodrome.client.choosing import Chooser
 from cosmodrome.client.delivery import Delivery
-from cosmodrome.client.failures import Attempt, SendFailed, SendTimedOut
+from cosmodrome.client.failures import Attempt, SendFailed, SendTimedOut, another
 from cosmodrome.client.faults import Faults
 from cosmodrome.client.hooks import Hooks, SendContext
 from cosmodrome.client.instance import Instance
@@ -47,7 +47,7 @@ from cosmodrome.wire.table import decode
 
 log = logging.getLogger(__name__)
 
-# Answers after which another broker may do better. 204 and 205: no route, no buyer id.
+# Answers after which another broker may do better. 204 and 205: no buyer id, another unit.
 RETRY_CODES = frozenset(
     {
         Code.SYSTEM_ERROR,
@@ -193,7 +193,7 @@ class Sender:
                 self._dispatch(delivery, found)
             else:
                 self._end(delivery)
-                delivery.fail(found)
+                delivery.fail(another(found))
 
     def _dispatch(self, delivery: Delivery, route: Route) -> None:
         try:

@@ -22,8 +22,9 @@ from cosmodrome.client.hooks import MessageKind, SendContext, SendMode
 from cosmodrome.client.options import ClientOptions
 from cosmodrome.client.producer import Producer
 from cosmodrome.client.values import Message, MessageQueue, NoRoute, SendStatus
-from cosmodrome.errors import ConfigError
+from cosmodrome.errors import ConfigError, Unreachable
 from cosmodrome.speed import java_hash
+from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.message import decompress, parse_offset_message_id
 
 
@@ -404,3 +405,67 @@ async def test_a_broker_that_restarts_loses_nothing_it_acknowledged(node: Node) 
     kept = {record.pairs()["UNIQ_KEY"] for record in await stored(node.broker, "restart")}
     assert acknowledged <= kept
     assert failed, "the broker was away, some sends must have failed"
+
+
+async def test_every_waiter_gets_an_error_of_its_own(bare_node: Node) -> None:
+    async with producer(bare_node, linger_ms=5) as sender:
+        futures = [sender.submit(Message("nowhere", b"x")) for _ in range(5)]
+        errors = await asyncio.gather(*futures, return_exceptions=True)
+        assert all(isinstance(error, NoRoute) for error in errors)
+        assert len({id(error) for error in errors}) == 5
+        await bare_node.start_broker()
+        await sender.send(Message("somewhere", b"x"))
+        await bare_node.stop_broker()
+        futures = [sender.submit(Message("somewhere", b"x")) for _ in range(5)]
+        errors = await asyncio.gather(*futures, return_exceptions=True)
+        assert all(isinstance(error, SendFailed) and error.tried for error in errors)
+        assert len({id(error) for error in errors}) == 5
+        assert sender.in_flight == 0
+        with pytest.raises(Unreachable):
+            await sender.send_oneway(Message("somewhere", b"x"))
+
+
+async def test_a_full_window_is_waited_for_until_the_deadline(bare_node: Node) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with Producer(
+        f"127.0.0.1:{port}", group="g", in_flight_max=1, close_timeout_ms=10
+    ) as sender:
+        stuck = sender.submit(Message("silent", b"x"))
+        with pytest.raises(SendTimedOut, match="1 other messages are on their way"):
+            await sender.send(Message("silent", b"x"), timeout_ms=30)
+        late = asyncio.ensure_future(sender.send(Message("silent", b"x")))
+        await asyncio.sleep(0.01)
+    with pytest.raises(SendFailed, match="the producer was closed"):
+        await stuck
+    with pytest.raises(NotRunning):
+        await late
+    assert sender.in_flight == 0
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_message_that_is_sent_back_says_how_often_it_was_consumed(node: Node) -> None:
+    class Look:
+        def __init__(self) -> None:
+            self.sends: list[dict[str, str]] = []
+
+        def before_request(self, address: str, frame: Frame) -> None:
+            if frame.code == 310:
+                self.sends.append(dict(frame.ext))
+
+    look = Look()
+    client = ClientOptions(rpc_hooks=(look,), instance_name="back")
+    async with producer(node, client=client) as sender:
+        back = {"RECONSUME_TIME": "3", "MAX_RECONSUME_TIMES": "16", "RETRY_TOPIC": "orders"}
+        await sender.send_with(Message("%RETRY%g", b"x", queue_key="k"), back)
+        await sender.send(Message("orders", b"x"))
+    sent, plain = look.sends
+    assert (sent["j"], sent["l"]) == ("3", "16")
+    assert plain["j"] == "0" and "l" not in plain
+    assert plain["a"] == "orders-p" and plain["c"] == "TBW102" and plain["d"] == "4"
+    assert plain["n"] == "broker-a" and plain["k"] == plain["m"] == "false"

@@ -138,3 +138,16 @@ async def test_checks_beyond_the_bound_are_dropped(
 def test_bad_bounds_are_named() -> None:
     with pytest.raises(ConfigError, match="checks_waiting_max"):
         TransactionProducer("a:1", group="g", check=never, checks_waiting_max=0)
+
+
+async def test_an_end_that_does_not_reach_the_broker_is_no_error(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def outlives_the_broker(message: Message) -> TransactionState:
+        await node.stop_broker()
+        return COMMIT
+
+    async with TransactionProducer(node.namesrv, group="tx", check=never) as producer:
+        result = await producer.send_in_transaction(Message("cut", b"x"), outlives_the_broker)
+    assert result.state is COMMIT
+    assert "its broker will ask" in caplog.text
