@@ -57,7 +57,7 @@ def test_running_info_and_direct_consumption(
             *("-g", group, "-d", client_id),
         )
         assert "consumeResult=CR_SUCCESS" in printed, printed
-        received = consumer.receive(3, timeout_s=10)
+        received = consumer.receive(3)
     assert [body(line) for line in received].count(b"letter") == 2
 
 
