@@ -12,6 +12,7 @@ from cosmodrome.client.values import MessageQueue, NoRoute
 from cosmodrome.errors import Code, ConfigError, CosmodromeError, Refused
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import ConsumeStats
+from cosmodrome.wire.commands.client import GetConsumerConnectionList
 from cosmodrome.wire.commands.group import GetConsumeStats, QueryConsumeTimeSpan
 from cosmodrome.wire.commands.offset import (
     CloneGroupOffset,
@@ -32,7 +33,7 @@ from cosmodrome.wire.report_bodies import (
 )
 
 THE_END = -1  # as a time, in a request
-# Groups without a member, and brokers or members too old, are moved by writing offsets instead.
+# Answers that may mean that nobody can be told; then offsets are written instead.
 _UNTOLD = frozenset({Code.CONSUMER_NOT_ONLINE, Code.SYSTEM_ERROR, Code.REQUEST_CODE_NOT_SUPPORTED})
 
 Moment = datetime.datetime | int | Literal["begin", "end"]
@@ -91,7 +92,7 @@ class GroupOffsets:
             stats = bodies.decode(ConsumeStats, reply.body)
             tps += stats.consume_tps
             for queue, row in stats.offset_table.items():
-                queues[queue] = QueueProgress(
+                queues[self._fleet.plain_queue(queue)] = QueueProgress(
                     row.broker_offset, row.consumer_offset, row.last_timestamp
                 )
         return GroupProgress(dict(sorted(queues.items(), key=_place)), tps)
@@ -123,7 +124,8 @@ class GroupOffsets:
         for reply in replies.values():
             table = bodies.decode(GetConsumerStatusBody, reply.body).consumer_table
             for client_id, offsets in table.items():
-                members.setdefault(client_id, {}).update(offsets)
+                mine = members.setdefault(client_id, {})
+                mine.update({self._fleet.plain_queue(q): at for q, at in offsets.items()})
         return members
 
     # --- moving ----------------------------------------------------------------------------------
@@ -146,14 +148,24 @@ class GroupOffsets:
             try:
                 reply = await self._fleet.call(address, command)
             except Refused as refusal:
-                if refusal.code not in _UNTOLD:
+                if refusal.code not in _UNTOLD or await self._has_members(address, full_group):
                     raise
                 moved.update(
                     await self._write(name, address, full_topic, full_group, timestamp, force=force)
                 )
             else:
                 moved.update(bodies.decode(ResetOffsetBody, reply.body).offset_table)
-        return dict(sorted(moved.items(), key=_place))
+        return {self._fleet.plain_queue(q): at for q, at in sorted(moved.items(), key=_place)}
+
+    async def _has_members(self, address: str, group: str) -> bool:
+        """Members would go on from where they are, whatever is written."""
+        try:
+            await self._fleet.call(address, GetConsumerConnectionList(consumer_group=group))
+        except Refused as refusal:
+            if refusal.code != Code.CONSUMER_NOT_ONLINE:
+                raise
+            return False
+        return True
 
     async def skip(self, group: str, topic: str) -> dict[MessageQueue, int]:
         """Leave everything out that was not consumed yet."""

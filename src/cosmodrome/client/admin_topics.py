@@ -155,7 +155,9 @@ class Topics:
         merged: dict[MessageQueue, TopicOffset] = {}
         for reply in replies.values():
             merged.update(bodies.decode(TopicStatsTable, reply.body).offset_table)
-        return {queue: merged[queue] for queue in sorted(merged, key=_place)}
+        return {
+            self._fleet.plain_queue(queue): merged[queue] for queue in sorted(merged, key=_place)
+        }
 
     async def consumers(self, topic: str) -> list[str]:
         """Groups that consume a topic."""

@@ -13,7 +13,7 @@ from typing import Any, Generic
 from cosmodrome.client.instance import Instance
 from cosmodrome.client.namespace import unwrap, wrap
 from cosmodrome.client.routes import MASTER
-from cosmodrome.client.values import NoRoute
+from cosmodrome.client.values import MessageQueue, NoRoute
 from cosmodrome.errors import Code, ConfigError, CosmodromeError, Refused
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import ClusterInfo, TopicRouteData
@@ -51,6 +51,11 @@ class Fleet:
 
     def plain(self, name: str) -> str:
         return unwrap(self._instance.options.namespace, name)
+
+    def plain_queue(self, queue: MessageQueue) -> MessageQueue:
+        return MessageQueue(
+            topic=self.plain(queue.topic), broker_name=queue.broker_name, queue_id=queue.queue_id
+        )
 
     # --- who is there ----------------------------------------------------------------------------
 

@@ -305,6 +305,14 @@ async def test_a_namespace_is_put_before_names_and_taken_off_again(node: Any) ->
         await admin.topics.create("orders")
         assert "orders" in await admin.topics.names()
         assert (await admin.topics.describe("orders"))["broker-a"].topic_name == "orders"
+        await put(node, "ns%orders", count=2)
+        queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
+        assert (await admin.topics.status("orders"))[queue].max_offset == 2
+        await commit(node, "ns%g", 0, topic="ns%orders")
+        assert (await admin.offsets.progress("g", "orders")).queues[queue].lag == 2
+        assert (await admin.offsets.skip("g", "orders"))[queue] == 2
+        found = await admin.messages.by_offset(queue, 1)
+        assert found is not None and found.topic == "orders"
     async with Admin(node.namesrv) as admin:
         assert "ns%orders" in await admin.topics.names()
 
