@@ -159,13 +159,17 @@ class JavaCluster:
         """Process ids of the name server and of the broker."""
         return self.namesrv.pid, self.broker.pid
 
+    def begin(self, timeout_s: float = 60) -> None:
+        """Starts both and does not wait for the broker; start() then does."""
+        self.prepare()
+        self.namesrv.start()
+        self.namesrv.wait_until(lambda: accepts(self.namesrv_port), timeout_s)
+        self.broker.start()
+
     def start(self, timeout_s: float = 60) -> None:
         """Returns when the name server knows the broker."""
-        self.prepare()
         try:
-            self.namesrv.start()
-            self.namesrv.wait_until(lambda: accepts(self.namesrv_port), timeout_s)
-            self.broker.start()
+            self.begin(timeout_s)
             self.broker.wait_until(self._registered, timeout_s)
         except BaseException:
             self.kill9()

@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from client_kit import TARGETS, Clusters, Target
 from oracle_checks import Cluster
 from peers.clients import JAVA, Client
 from peers.java import JavaCluster
@@ -123,3 +124,38 @@ def topic(cluster: Cluster, name: str) -> str:
 @pytest.fixture
 def group(name: str) -> str:
     return f"g_{name}"
+
+
+# --- our own client -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def clusters(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Clusters]:
+    """The clusters that the chosen tests of our own client need, of every kind."""
+    chosen = {
+        item.callspec.params["target"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and "target" in getattr(item, "fixturenames", ())
+    }
+    try:
+        clusters = Clusters(tmp_path_factory.mktemp("clusters"), chosen)
+    except ToolMissing as error:
+        _unavailable(error)
+        raise
+    yield clusters
+    clusters.stop()
+
+
+@pytest.fixture(scope="session", params=TARGETS)
+def target(request: pytest.FixtureRequest, clusters: Clusters) -> Target:
+    """One after the other: this node and two generations of upstream's servers."""
+    return clusters.target(request.param)
+
+
+@pytest.fixture
+def place(target: Target, name: str) -> str:
+    """A fresh topic with four queues at the target."""
+    create_topic(target.cluster.namesrv_port, target.cluster.broker_port, f"T_{name}", 4)
+    return f"T_{name}"
