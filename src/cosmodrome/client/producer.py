@@ -229,7 +229,8 @@ class Producer:
         selector: Selector | None = None,
     ) -> asyncio.Future[SendResult]:
         """Send without waiting: the future gets the result. Busy when the window is full."""
-        self._live()
+        if not self._running:
+            self._live()
         window = self._window
         if window.full:
             raise Busy(
@@ -288,12 +289,17 @@ class Producer:
         members = [self._packer.pack(message, plain=True) for message in messages]
         check_batch(members)
         fixed = None if queue is None else self._full_queue(members[0], queue)
-        futures: list[tuple[int, asyncio.Future[list[SendResult]]]] = []
+        sent: list[tuple[int, asyncio.Future[list[SendResult]]]] = []
         for batch in split(members, self._packer.max_message_bytes):
-            size = sum(len(packed.body) for packed in batch)
-            await self._room(members[0].message.topic, deadline, len(batch), size)
             future: asyncio.Future[list[SendResult]] = self._loop.create_future()
-            futures.append((len(batch), future))
+            sent.append((len(batch), future))
+            size = sum(len(packed.body) for packed in batch)
+            try:
+                await self._room(batch[0].message.topic, deadline, len(batch), size)
+            except CosmodromeError as error:
+                # What left before may well be stored, so its results are waited for below.
+                future.set_exception(error)
+                continue
             self._sender.post(
                 BatchDelivery(
                     *(self._sender, batch, future, deadline),
@@ -302,16 +308,16 @@ class Producer:
                     fixed=fixed,
                 )
             )
-        await asyncio.gather(*(future for _, future in futures), return_exceptions=True)
+        await asyncio.gather(*(future for _, future in sent), return_exceptions=True)
         outcomes: list[SendResult | CosmodromeError] = []
-        for count, future in futures:
-            error = future.exception()
-            if error is None:
+        for count, future in sent:
+            failure = future.exception()
+            if failure is None:
                 outcomes.extend(future.result())
-            elif isinstance(error, CosmodromeError):
-                outcomes.extend([error] * count)
+            elif isinstance(failure, CosmodromeError):
+                outcomes.extend([failure] * count)
             else:
-                raise error
+                raise failure
         results = [outcome for outcome in outcomes if isinstance(outcome, SendResult)]
         if len(results) < len(outcomes):
             raise BatchFailed(outcomes)

@@ -469,3 +469,16 @@ async def test_a_message_that_is_sent_back_says_how_often_it_was_consumed(node: 
     assert plain["j"] == "0" and "l" not in plain
     assert plain["a"] == "orders-p" and plain["c"] == "TBW102" and plain["d"] == "4"
     assert plain["n"] == "broker-a" and plain["k"] == plain["m"] == "false"
+
+
+async def test_a_batch_waits_for_room_between_its_parts(node: Node) -> None:
+    async with producer(node, max_message_bytes=400, in_flight_max=3) as sender:
+        messages = [Message("parts", b"x" * 100, queue_key="k") for _ in range(9)]
+        results = await sender.send_batch(messages)
+        assert [result.queue_offset for result in results] == list(range(9))
+        sender._window.take(3, 0)  # as if other messages were not answered
+        with pytest.raises(BatchFailed) as raised:
+            await sender.send_batch(messages, timeout_ms=50)
+        sender._window.give(3, 0)
+    assert [type(result) for result in raised.value.results] == [SendTimedOut] * 9
+    assert "9 of 9 messages were not sent" in str(raised.value)
