@@ -14,8 +14,9 @@ import inspect
 import itertools
 import logging
 from collections import deque
+from typing import cast
 
-from cosmodrome.client.consumer_options import ConsumerOptions
+from cosmodrome.client.consumer_options import ConsumerOptions, Consumption
 from cosmodrome.client.handlers import Calls, Handler, Listeners, Reject, RetryLater, said
 from cosmodrome.client.prefetch import Window
 from cosmodrome.client.returns import DEAD_LETTER, FIRST_RETRY_LEVEL, Returns
@@ -242,16 +243,31 @@ class Concurrent:
             window, message = self._in_hand.popleft()
             if window.dropped:
                 continue
-            window.started[message.record.queue_offset] = asyncio.get_running_loop().time()
-            message._settle = functools.partial(self._settled, window)
+            began = asyncio.get_running_loop().time()
+            window.started[message.record.queue_offset] = began
+            consumption = None
+            if self._calls.hooked:
+                consumption = self._calls.begin(window, [message], iterated=True)
+            message._settle = functools.partial(self._settled, window, consumption, began)
             return message
         return None
 
-    async def _settled(self, window: Window, message: ReceivedMessage, level: int | None) -> None:
+    async def _settled(
+        self,
+        window: Window,
+        consumption: Consumption | None,
+        began: float,
+        message: ReceivedMessage,
+        level: int | None,
+    ) -> None:
+        """The user said what became of it; only the first word counts."""
+        message._settle = None
         if level is None:
             window.finish((message,))
-            window.consumed_at = asyncio.get_running_loop().time()
+            self._calls.end(window, consumption, 1, began, None)
         else:
+            error = RetryLater(level) if level >= 0 else Reject()
+            self._calls.end(window, consumption, 1, began, error)
             await self.put_back(window, message, level)
 
     # --- the end ---------------------------------------------------------------------------------
@@ -264,15 +280,17 @@ class Concurrent:
     async def stop(self, timeout_s: float) -> None:
         """Let calls that run finish, within the time."""
         self.end()
-        workers = [*self._workers]
+        workers = {*self._workers}
         if self._inline_worker is not None:
-            workers.append(self._inline_worker)
+            workers.add(self._inline_worker)
         self._workers, self._inline_worker = [], None
-        idle = [task for task in workers if task not in self._busy]
-        for task in idle:
+        # A handler may stop its own consumer; nobody waits for that call.
+        workers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+        busy = workers & self._busy
+        for task in workers - busy:
             task.cancel()
-        if self._busy:
-            await asyncio.wait(set(self._busy), timeout=timeout_s)
+        if busy:
+            await asyncio.wait(busy, timeout=timeout_s)
         for task in workers:
             task.cancel()
         for task in workers:

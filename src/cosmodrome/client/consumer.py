@@ -20,20 +20,28 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from cosmodrome.client.consumer_options import ConsumerOptions, ConsumerSettings, as_ms
-from cosmodrome.client.handlers import Handler, Listeners
+from cosmodrome.client.consumer_options import (
+    ConsumerOptions,
+    ConsumerSettings,
+    Consumption,
+    as_ms,
+)
+from cosmodrome.client.handlers import Handler, Listeners, Reject, RetryLater
 from cosmodrome.client.instance import acquire
 from cosmodrome.client.member import Member
 from cosmodrome.client.namespace import unwrap, wrap
 from cosmodrome.client.options import ClientOptions
 from cosmodrome.client.subscriptions import Subscription, check
+from cosmodrome.client.trace import Consumption as Traced
+from cosmodrome.client.trace import TraceRecorder
 from cosmodrome.client.values import MessageQueue, NoRoute, ReceivedMessage
 from cosmodrome.env.base import Env
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import ConfigError
-from cosmodrome.wire.names import check_group, check_topic, retry_topic
+from cosmodrome.wire.names import TRACE_TOPIC, check_group, check_topic, retry_topic
 
 RESERVED_GROUP = "DEFAULT_CONSUMER"
+TRACE_RAISED, TRACE_FAILED = 2, 4  # context codes of trace records
 
 
 class Consumer:
@@ -46,11 +54,20 @@ class Consumer:
         group: str,
         client: ClientOptions | None = None,
         env: Env | None = None,
+        trace: bool = False,
+        trace_topic: str = TRACE_TOPIC,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
+        """`trace` stores what happens to every message in the trace topic, for operators."""
         self._namesrv = namesrv
         self._client = client or ClientOptions()
         self._env = env or real_env()
+        self._trace: TraceRecorder | None = None
+        if trace:
+            self._trace = TraceRecorder(
+                *(namesrv, group, "CONSUME", self._client, self._env, trace_topic)
+            )
+            settings["hooks"] = (*settings.get("hooks", ()), _TraceHook(self._trace))
         self.options = ConsumerOptions(**settings)
         self.group = group
         self._full_group = wrap(self._client.namespace, group)
@@ -82,6 +99,8 @@ class Consumer:
                 topic = retry_topic(self._full_group)
                 self._subscriptions[topic] = Subscription.of(topic, self._env.clock.now_ms())
             try:
+                if self._trace is not None:
+                    await self._trace.start()
                 await running.start()
             except BaseException:
                 await running.stop()
@@ -94,6 +113,8 @@ class Consumer:
         running, self._running = self._running, None
         if running is not None:
             await running.stop()
+        if self._trace is not None:
+            await self._trace.stop()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -247,6 +268,27 @@ class Consumer:
 
     def _shown(self, queue: MessageQueue) -> MessageQueue:
         return _renamed(queue, unwrap(self._client.namespace, queue.topic))
+
+
+class _TraceHook:
+    """Shows the calls of handlers to a recorder of traces."""
+
+    def __init__(self, recorder: TraceRecorder) -> None:
+        self._recorder = recorder
+
+    def before_consume(self, consumption: Consumption) -> None:
+        consumption.notes[_TraceHook] = self._recorder.sub_before(
+            consumption.group, consumption.messages
+        )
+
+    def after_consume(self, consumption: Consumption) -> None:
+        begun = consumption.notes.get(_TraceHook)
+        if isinstance(begun, Traced):
+            error = consumption.error
+            code = TRACE_FAILED if isinstance(error, RetryLater | Reject) else TRACE_RAISED
+            self._recorder.sub_after(
+                begun, success=error is None, context_code=0 if error is None else code
+            )
 
 
 def _renamed(queue: MessageQueue, topic: str) -> MessageQueue:

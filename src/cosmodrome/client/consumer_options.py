@@ -27,7 +27,8 @@ class Consumption:
     began_ms: int  # wall time
     took_ms: float = 0.0
     error: BaseException | None = None  # what the handler raised; None when it was content
-    notes: dict[str, object] = dataclasses.field(default_factory=dict)  # for the hook itself
+    iterated: bool = False  # no handler: it ends when the user says so, perhaps in another task
+    notes: dict[object, object] = dataclasses.field(default_factory=dict)  # for the hooks
 
 
 class ConsumeHook(Protocol):

@@ -118,9 +118,7 @@ class Calls:
         """What the handler raised; None when it was content. Cancellation passes through."""
         time = asyncio.get_running_loop().time
         began = time()
-        consumption: Consumption | None = None
-        if self.hooked:
-            consumption = self._before(window, batch)
+        consumption = self.begin(window, batch) if self.hooked else None
         error: Exception | None = None
         try:
             outcome = handler.call(batch if self._options.batch > 1 else batch[0])
@@ -135,21 +133,20 @@ class Calls:
             error.__cause__ = cancelled
         except Exception as raised:
             error = raised
-        now = time()
-        window.consumed_at = now
-        took_ms = (now - began) * 1000
-        failed = 0 if error is None else len(batch)
-        self._rates.consumed(window.queue.topic, len(batch) - failed, failed, took_ms)
-        if consumption is not None:
-            self._after(consumption, took_ms, error)
+        self.end(window, consumption, len(batch), began, error)
         return error
 
     def counted(self, window: Window, done: int, failed: int, took_ms: float) -> None:
         """Calls that were made without `call`."""
         self._rates.consumed(window.queue.topic, done, failed, took_ms)
 
-    def _before(self, window: Window, batch: list[ReceivedMessage]) -> Consumption:
-        consumption = Consumption(self._group, window.queue, batch, self._clock.now_ms())
+    def begin(
+        self, window: Window, batch: list[ReceivedMessage], *, iterated: bool = False
+    ) -> Consumption:
+        """Tell the hooks; for whoever does not use `call`, like `end`."""
+        consumption = Consumption(
+            self._group, window.queue, batch, self._clock.now_ms(), iterated=iterated
+        )
         for hook in self._options.hooks:
             try:
                 hook.before_consume(consumption)
@@ -157,7 +154,20 @@ class Calls:
                 log.exception("before_consume failed: hook=%r", hook)
         return consumption
 
-    def _after(self, consumption: Consumption, took_ms: float, error: Exception | None) -> None:
+    def end(
+        self,
+        window: Window,
+        consumption: Consumption | None,
+        count: int,
+        began: float,
+        error: Exception | None,
+    ) -> None:
+        window.consumed_at = now = asyncio.get_running_loop().time()
+        took_ms = (now - began) * 1000
+        failed = 0 if error is None else count
+        self._rates.consumed(window.queue.topic, count - failed, failed, took_ms)
+        if consumption is None:
+            return
         consumption.took_ms = took_ms
         consumption.error = error
         for hook in self._options.hooks:

@@ -18,6 +18,7 @@ from cosmodrome.client.concurrent import Concurrent
 from cosmodrome.client.consumer_options import ConsumerOptions
 from cosmodrome.client.handlers import Calls, Listeners
 from cosmodrome.client.instance import Instance, release
+from cosmodrome.client.namespace import unwrap
 from cosmodrome.client.ordered import Ordered
 from cosmodrome.client.prefetch import Window
 from cosmodrome.client.progress import BrokerOffsets, LocalOffsets, Offsets, offsets_path
@@ -55,12 +56,13 @@ class Member:
         self._listeners = listeners
         self._rates = Rates(loop.time)
         self._returns = Returns(instance, group, options)
-        self._calls = Calls(group, options, self._rates, instance.env.clock)
+        shown = unwrap(instance.options.namespace, group)
+        self._calls = Calls(shown, options, self._rates, instance.env.clock)
         self.work: Concurrent | Ordered = (Ordered if options.orderly else Concurrent)(
             options, listeners, self._calls, self._returns
         )
         self._decoder = Decoder(
-            group, instance.options.namespace, options.body_bytes_max, options.filters
+            shown, instance.options.namespace, options.body_bytes_max, options.filters
         )
         self._puller = Puller(instance, group, options, self._decoder, self._rates, self)
         self.assignment = Assignment(
@@ -103,9 +105,11 @@ class Member:
         await _cancelled(*self._tasks, *self._pulls.values())
         if isinstance(self.work, Concurrent):
             await self.work.stop(timeout_s)
-        elif self._runners:
-            await asyncio.wait(set(self._runners.values()), timeout=timeout_s)
-            await _cancelled(*self._runners.values())
+        # A handler may stop its own consumer; nobody waits for that call.
+        runners = set(self._runners.values()) - {asyncio.current_task()}
+        if runners:
+            await asyncio.wait(runners, timeout=timeout_s)
+            await _cancelled(*runners)
         try:
             await self.assignment.leave_all()
             await self.instance.remove_consumer(self)

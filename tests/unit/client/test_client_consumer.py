@@ -529,3 +529,108 @@ def test_a_delay_takes_the_next_longer_level() -> None:
     for wrong in ({"delay_level": -1}, {"delay_level": 1, "delay_s": 1.0}):
         with pytest.raises(ConfigError):
             RetryLater(**wrong)  # type: ignore[arg-type]
+
+
+async def test_a_topic_can_be_left_again(node: Node) -> None:
+    await node.create_topic("T", 1)
+    await node.create_topic("U", 1)
+    async with first(node) as consumer:
+        await consumer.subscribe("T")
+        await consumer.subscribe("U")
+        await consumer.unsubscribe("T")
+        await consumer.unsubscribe("never")
+        await until(lambda: {queue.topic for queue in consumer.assignment} == {"U", "%RETRY%g"})
+
+
+async def test_a_part_that_breaks_ends_the_consumer_loudly(node: Node) -> None:
+    await node.create_topic("T", 1)
+
+    class Broken:
+        name = "BROKEN"
+        armed = False
+
+        def share(self, member: str, members: Any, queues: Any) -> Any:
+            if self.armed:
+                raise RuntimeError("strategy is broken")
+            return list(queues)
+
+    strategy = Broken()
+    consumer = first(node, strategy=strategy, rebalance_every_ms=100)
+    await consumer.subscribe("T")
+    task = asyncio.create_task(consumer.run(lambda message: None))
+    await asyncio.sleep(0)
+    strategy.armed = True
+    with pytest.raises(RuntimeError, match="broken"):
+        await asyncio.wait_for(task, 10)
+    await consumer.stop()
+    strategy.armed = False
+    consumer = first(node, strategy=strategy, rebalance_every_ms=100)
+    await consumer.subscribe("T")
+    strategy.armed = True
+    with pytest.raises(RuntimeError, match="broken"):
+        await asyncio.wait_for(anext(consumer), 10)
+    await consumer.stop()
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_handler_may_stop_its_consumer(node: Node, orderly: bool, waits: bool) -> None:
+    await node.create_topic("T", 1)
+    await node.send("T", b"last")
+    consumer = first(node, orderly=orderly, close_timeout_ms=2000)
+    await consumer.subscribe("T")
+    stopping: list[asyncio.Task[None]] = []
+
+    async def handler(message: ReceivedMessage) -> None:
+        if waits:
+            await consumer.stop()
+        else:
+            stopping.append(asyncio.create_task(consumer.stop()))
+
+    await asyncio.wait_for(consumer.run(handler), 10)
+    await asyncio.gather(*stopping)
+
+
+async def test_iterated_messages_pass_hooks_too(node: Node) -> None:
+    await node.create_topic("T", 1)
+    for number in range(3):
+        await node.send("T", b"%d" % number)
+    seen: list[tuple[bytes, str]] = []
+
+    class Hook:
+        def before_consume(self, consumption: Consumption) -> None:
+            assert consumption.iterated
+
+        def after_consume(self, consumption: Consumption) -> None:
+            seen.append((consumption.messages[0].body, type(consumption.error).__name__))
+
+    async with first(node, hooks=(Hook(),)) as consumer:
+        await consumer.subscribe("T")
+        messages = [await anext(consumer) for _ in range(3)]
+        await messages[0].ack()
+        await messages[1].retry(2)
+        await messages[2].retry(-1)
+        await messages[2].ack()  # too late
+    assert seen == [(b"0", "NoneType"), (b"1", "RetryLater"), (b"2", "Reject")]
+    assert (await node.call(commands.GetMaxOffset(topic="%DLQ%g", queue_id=0))).offset == 1
+    assert await node.committed("g", "T") == 3
+
+
+async def test_what_happens_to_messages_can_be_traced(node: Node) -> None:
+    await node.create_topic("T", 1)
+    await node.create_topic("traces", 1)
+    await node.send("T", b"x", properties={"UNIQ_KEY": "A" * 32, "KEYS": "k"})
+    consumer = first(node, trace=True, trace_topic="traces")
+
+    def handler(message: ReceivedMessage) -> None:
+        raise Reject
+
+    await consumer.subscribe("T")
+    async with running(consumer, handler):
+        await until(lambda: all(lag == 0 for lag in consumer.lag().values()))
+    async with first(node, "reader") as reader:
+        await reader.subscribe("traces")
+        text = (await asyncio.wait_for(anext(reader), 10)).body.decode()
+    before, after = (line.split("\x01") for line in text.split("\x02")[:2])
+    assert (before[0], before[3], before[5]) == ("SubBefore", "g", "A" * 32)
+    assert (after[0], after[2], after[4], after[6]) == ("SubAfter", "A" * 32, "false", "4")
