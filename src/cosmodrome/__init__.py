@@ -14,6 +14,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "Admin": "client.admin",
     "App": "client.app",
+    "BadMessage": "client.failures",
+    "BatchFailed": "client.failures",
+    "Busy": "client.failures",
     "ClientOptions": "client.options",
     "Consumer": "client.consumer",
     "Credentials": "client.options",
@@ -25,11 +28,14 @@ _HOMES = {
     "PullSchedule": "client.pull_schedule",
     "ReceivedMessage": "client.values",
     "Reject": "client.handlers",
+    "RequestTimedOut": "client.failures",
     "RetryLater": "client.handlers",
     "SendFailed": "client.failures",
     "SendResult": "client.values",
     "SendStatus": "client.values",
+    "SendTimedOut": "client.failures",
     "TransactionProducer": "client.transactions",
+    "TransactionResult": "client.transactions",
     "TransactionState": "client.transactions",
     "embedded": "node",
 }
@@ -37,6 +43,9 @@ _HOMES = {
 __all__ = [
     "Admin",
     "App",
+    "BadMessage",
+    "BatchFailed",
+    "Busy",
     "ClientOptions",
     "Consumer",
     "Credentials",
@@ -48,11 +57,14 @@ __all__ = [
     "PullSchedule",
     "ReceivedMessage",
     "Reject",
+    "RequestTimedOut",
     "RetryLater",
     "SendFailed",
     "SendResult",
     "SendStatus",
+    "SendTimedOut",
     "TransactionProducer",
+    "TransactionResult",
     "TransactionState",
     "embedded",
 ]
@@ -61,13 +73,24 @@ if TYPE_CHECKING:
     from cosmodrome.client.admin import Admin
     from cosmodrome.client.app import App
     from cosmodrome.client.consumer import Consumer
-    from cosmodrome.client.failures import SendFailed
+    from cosmodrome.client.failures import (
+        BadMessage,
+        BatchFailed,
+        Busy,
+        RequestTimedOut,
+        SendFailed,
+        SendTimedOut,
+    )
     from cosmodrome.client.handlers import Reject, RetryLater
     from cosmodrome.client.options import ClientOptions, Credentials
     from cosmodrome.client.producer import Producer
     from cosmodrome.client.pull_consumer import PullConsumer
     from cosmodrome.client.pull_schedule import PullSchedule
-    from cosmodrome.client.transactions import TransactionProducer, TransactionState
+    from cosmodrome.client.transactions import (
+        TransactionProducer,
+        TransactionResult,
+        TransactionState,
+    )
     from cosmodrome.client.values import (
         Message,
         MessageQueue,
