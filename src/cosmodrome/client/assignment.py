@@ -76,6 +76,11 @@ class Assignment:
 
     # --- rounds ----------------------------------------------------------------------------------
 
+    @property
+    def between_rounds(self) -> asyncio.Lock:
+        """While it is held, no round runs."""
+        return self._one_round
+
     def rebalance_soon(self) -> None:
         self._wanted.set()
 

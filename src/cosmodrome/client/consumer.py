@@ -153,10 +153,12 @@ class Consumer:
         if handler is not None:
             self._listeners.by_topic[unwrap(self._client.namespace, full)] = Handler(handler)
             running.decided()
-        self._subscriptions[full] = subscription
-        with contextlib.suppress(NoRoute):
-            await running.instance.routes.get(full)
-        await running.instance.heartbeat()
+        # Brokers have to know the member before one of them is asked for the members.
+        async with running.assignment.between_rounds:
+            self._subscriptions[full] = subscription
+            with contextlib.suppress(NoRoute):
+                await running.instance.routes.get(full)
+            await running.instance.heartbeat()
         if not await running.assignment.rebalance():
             running.assignment.rebalance_soon()
 

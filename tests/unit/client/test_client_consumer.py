@@ -14,6 +14,7 @@ import pytest
 from cosmodrome.client.consumer import Consumer
 from cosmodrome.client.consumer_options import ConsumerOptions, ConsumerSettings, Consumption
 from cosmodrome.client.handlers import Reject, RetryLater, level_of
+from cosmodrome.client.instance import Instance
 from cosmodrome.client.options import ClientOptions
 from cosmodrome.client.values import MessageQueue, ReceivedMessage
 from cosmodrome.errors import ConfigError, Refused
@@ -634,3 +635,20 @@ async def test_what_happens_to_messages_can_be_traced(node: Node) -> None:
     before, after = (line.split("\x01") for line in text.split("\x02")[:2])
     assert (before[0], before[3], before[5]) == ("SubBefore", "g", "A" * 32)
     assert (after[0], after[2], after[4], after[6]) == ("SubAfter", "A" * 32, "false", "4")
+
+
+async def test_no_broker_is_asked_for_members_before_it_knows_this_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await node.create_topic("T", 1)
+    beat = Instance.heartbeat
+
+    async def slow(self: Instance) -> None:
+        await asyncio.sleep(0.4)
+        await beat(self)
+
+    monkeypatch.setattr(Instance, "heartbeat", slow)
+    async with first(node, rebalance_every_ms=100) as consumer:
+        await consumer.subscribe("T")
+        await until(lambda: any(queue.topic == "T" for queue in consumer.assignment))
+    assert "not shared anew" not in caplog.text
