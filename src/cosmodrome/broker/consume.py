@@ -125,8 +125,8 @@ class Consume:
         )
         return reply if held is None else held
 
-    def at_once(self, ask: PullRequest) -> PullReply | None:
-        """The answer to a pull that finds messages by tag; None, with nothing done, otherwise.
+    def at_once(self, ask: PullRequest) -> tuple[int, Batch] | None:
+        """What a pull finds by tag, and the broker to suggest; None, with nothing done, otherwise.
 
         For the fast lane: whatever has no plain answer goes through `pull`.
         """
@@ -146,7 +146,8 @@ class Consume:
                 self._offsets.commit(ask.consumer_group, ask.topic, ask.queue_id, ask.commit_offset)
         except Refused:
             return None
-        return self._answer(ask, group, ask.queue_offset, batch, began)
+        self._count_found(ask, batch, began)
+        return self._suggested_broker(batch, group), batch
 
     def _hold_ms(self, ask: PullRequest) -> int:
         if self._options.long_polling_enable:
@@ -200,15 +201,7 @@ class Consume:
         began: float,
     ) -> PullReply:
         if batch.status is ReadStatus.FOUND:
-            size = len(batch.data)
-            self.found_total += 1
-            self.messages_total += batch.count
-            self.bytes_total += size
-            self._stats.got(
-                *(ask.consumer_group, ask.topic, ask.queue_id, batch.count, size),
-                took_ms=(asyncio.get_running_loop().time() - began) * 1000,
-                next_offset=batch.next_offset,
-            )
+            self._count_found(ask, batch, began)
         else:
             self.missed_total += 1
         reply = PullReply(
@@ -223,6 +216,17 @@ class Consume:
         if reply.code == Code.PULL_OFFSET_MOVED and self._moves is not None:
             self._moved(self._moves, ask, group, offset, reply)
         return reply
+
+    def _count_found(self, ask: PullRequest, batch: Batch, began: float) -> None:
+        size = len(batch.data)
+        self.found_total += 1
+        self.messages_total += batch.count
+        self.bytes_total += size
+        self._stats.got(
+            *(ask.consumer_group, ask.topic, ask.queue_id, batch.count, size),
+            took_ms=(asyncio.get_running_loop().time() - began) * 1000,
+            next_offset=batch.next_offset,
+        )
 
     def _moved(
         self,

@@ -9,6 +9,7 @@ store skip the test.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -185,6 +186,7 @@ def parse_tags(expression: str) -> frozenset[str]:
     return tags
 
 
+@functools.lru_cache(maxsize=1024)
 def matcher_of_text(expression: str | None) -> Matches | None:
     """The filter of a tag subscription that came with a pull."""
     tags = parse_tags(expression or "")

@@ -92,19 +92,21 @@ class Lane:
 
     def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
         """Serve whole frames from `at` on; where the first one begins that is left over."""
-        while True:
+        while not connection.writing_paused:
             at, what = self._take_sends(connection, view, at)
-            if what == core.PULL:
-                end = self._pull(connection, view, at)
-            elif what == core.COMMIT:
+            if what == core.COMMIT:
                 end = self._commit(connection, view, at)
+            elif what == core.PULL:
+                end = self._pull(connection, view, at)
             else:
-                return at
+                break
             if not end:
-                return at
-            at = end
-            if connection.writing_paused:
-                return at
+                break
+            # Pulls come together.
+            while end and not connection.writing_paused:
+                at, end = end, self._pull(connection, view, end)
+            at = end or at
+        return at
 
     # --- sends -------------------------------------------------------------------------------
 
@@ -137,9 +139,10 @@ class Lane:
         if intake.saw_binary:
             connection.heard_binary()
         began = asyncio.get_running_loop().time()
-        for code, count in intake.codes():
+        codes, tickets = intake.tickets()
+        for code, count in codes:
             self._router.count(code, count)
-        for end, wait, ticket in intake.tickets():
+        for end, wait, ticket in tickets:
             connection.accept(len(ticket))
             ticket.connection = connection
             ticket.began = began
@@ -183,7 +186,7 @@ class Lane:
         version, text, kind = asked[12:]
         if oneway:
             return 0
-        reply = self._consume.at_once(
+        found = self._consume.at_once(
             PullMessage(
                 consumer_group=group,
                 topic=topic,
@@ -198,16 +201,17 @@ class Lane:
                 expression_type=kind,
             )
         )
-        if reply is None:
+        if found is None:
             return 0
+        broker_id, batch = found
         if serialize == SERIALIZE_BINARY:
             connection.heard_binary()
         self._router.count(PULL)
         head = self._pulls[serialize].head(
-            *(opaque, len(reply.body), reply.suggest_which_broker_id),
-            *(reply.next_begin_offset, reply.min_offset, reply.max_offset),
+            *(opaque, len(batch.data), broker_id),
+            *(batch.next_offset, batch.min_offset, batch.max_offset),
         )
-        connection.put(head, reply.body)
+        connection.put(head, batch.data)
         return end
 
     def _commit(self, connection: SocketConnection, view: memoryview, at: int) -> int:

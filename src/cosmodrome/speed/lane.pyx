@@ -44,9 +44,6 @@ from cosmodrome.speed.native cimport (
     _unescape,
 )
 
-cdef extern from "string.h" nogil:
-    void *memmem(const void *where, size_t where_size, const void *what, size_t what_size)
-
 cdef int SERIALIZE_JSON = layout.SERIALIZE_JSON
 cdef int SERIALIZE_BINARY = layout.SERIALIZE_BINARY
 cdef int32_t FLAG_RESPONSE = layout.FLAG_RESPONSE
@@ -1097,12 +1094,7 @@ cdef class Intake:
                 seen |= text[index]
             if seen >= 0x80 and not _is_utf8(text, text_bytes):
                 return False
-            if text_bytes and (
-                memchr(text, 0, text_bytes) != NULL
-                or memmem(text, text_bytes, <const char *>"DELAY", 5) != NULL
-                or memmem(text, text_bytes, <const char *>"TRAN_MSG", 8) != NULL
-                or memmem(text, text_bytes, <const char *>"TIMER_", 6) != NULL
-            ):
+            if text_bytes and (memchr(text, 0, text_bytes) != NULL or _acts(text, text_bytes)):
                 return False
             item = self._new_item()
             item.body = at + ITEM_HEAD_BYTES
@@ -1224,40 +1216,42 @@ cdef class Intake:
         return at - start
 
     def tickets(self):
-        """End in the log, whether to wait for the sync, and ticket of what was encoded."""
+        """What was encoded: requests by code; and end in the log, wait and ticket of each part."""
         cdef list out = []
-        cdef Ticket ticket
-        for first, stop, end in self.portions:
-            for wait in (True, False):
-                ticket = self._ticket(first, stop, wait)
-                if ticket is not None:
-                    out.append((end, wait, ticket))
-        return out
-
-    def codes(self):
-        """How many of what was encoded had which request code."""
-        cdef Py_ssize_t number
+        cdef list codes = []
+        cdef Py_ssize_t first, stop, number
         cdef Py_ssize_t plain = 0
         cdef Py_ssize_t short = 0
+        cdef Py_ssize_t waiting
+        for portion in self.portions:
+            first, stop, end = portion
+            waiting = 0
+            for number in range(first, stop):
+                waiting += self.asks[number].wait
+            if waiting:
+                out.append((end, True, self._ticket(first, stop, True, waiting)))
+            if waiting < stop - first:
+                out.append((end, False, self._ticket(first, stop, False, stop - first - waiting)))
         for number in range(self.encoded):
             if self.asks[number].code == CODE_SEND_V2:
                 short += 1
             elif self.asks[number].code == CODE_SEND:
                 plain += 1
-        counts = ((CODE_SEND_V2, short), (CODE_SEND, plain), (CODE_SEND_BATCH, self.encoded - short - plain))
-        return [(code, count) for code, count in counts if count]
+        if short:
+            codes.append((CODE_SEND_V2, short))
+        if plain:
+            codes.append((CODE_SEND, plain))
+        if short + plain < self.encoded:
+            codes.append((CODE_SEND_BATCH, self.encoded - short - plain))
+        return codes, out
 
-    cdef Ticket _ticket(self, Py_ssize_t first, Py_ssize_t stop, bint wait):
+    cdef Ticket _ticket(self, Py_ssize_t first, Py_ssize_t stop, bint wait, Py_ssize_t count):
         cdef Ticket ticket
         cdef Py_ssize_t number, index
-        cdef Py_ssize_t count = 0
         cdef Py_ssize_t messages = 0
         for number in range(first, stop):
             if self.asks[number].wait == wait:
-                count += 1
                 messages += self.asks[number].count
-        if not count:
-            return None
         ticket = Ticket()
         ticket.asks = <Ask *>PyMem_Malloc(count * sizeof(Ask))
         ticket.log_offsets = <int64_t *>PyMem_Malloc(messages * sizeof(int64_t))
@@ -1321,6 +1315,22 @@ cdef inline bint _needs_end(Item *item) noexcept nogil:
 
 cdef inline Py_ssize_t _properties_bytes(Item *item) noexcept nogil:
     return item.own_bytes + _needs_end(item) + item.shared_bytes
+
+
+cdef bint _acts(const uint8_t *at, Py_ssize_t size) noexcept nogil:
+    """Whether a pair of this text may have a name that means something."""
+    cdef const uint8_t *end = at + size
+    cdef const uint8_t *name_end
+    while at < end:
+        if at[0] == 68 or at[0] == 84:  # D or T: DELAY, TRAN_MSG, TIMER_...
+            name_end = <const uint8_t *>memchr(at, 1, end - at)
+            if name_end != NULL and _means_something(at, name_end - at):
+                return True
+        at = <const uint8_t *>memchr(at, 2, end - at)
+        if at == NULL:
+            break
+        at += 1
+    return False
 
 
 cdef bint _means_something(const uint8_t *at, Py_ssize_t size) noexcept nogil:

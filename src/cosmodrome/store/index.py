@@ -220,12 +220,13 @@ class IndexFile:
         pages = (changed | under_way).to_bytes(len(self._pages))
         self._pages_under_way = bytearray(pages)
         self._pages = bytearray(len(pages))
+        view = memoryview(table)
         first = pages.find(1)
         while first >= 0:
             end = pages.find(0, first)
             end = len(pages) if end < 0 else end
             start = first * _PAGE_BYTES
-            yield _HEADER_BYTES + start, bytes(table[start : end * _PAGE_BYTES])
+            yield _HEADER_BYTES + start, bytes(view[start : end * _PAGE_BYTES])
             first = pages.find(1, end)
 
     def _load_table(self) -> bytearray:
@@ -313,6 +314,11 @@ class Index:
     @property
     def memory_bytes(self) -> int:
         return sum(file.memory_bytes for file in self._list)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch would be large, so that it is better to wait for more."""
+        return bool(self._list) and self._list[-1].has_table
 
     def put(self, topic: str, keys: Sequence[str], log_offset: int, store_ms: int) -> None:
         if log_offset < self._resume_at:

@@ -61,6 +61,7 @@ class Queue:
         "file_bytes",
         "files",
         "first",
+        "last_path",
         "log_end",
         "min_offset",
         "queue_id",
@@ -82,6 +83,7 @@ class Queue:
         self.tail = bytearray()
         self.min_offset = 0
         self.log_end = 0  # end of the record that the last entry names
+        self.last_path = (-1, "")  # of the file that was read last, by its first position
 
     @property
     def max_offset(self) -> int:
@@ -115,8 +117,10 @@ class Queue:
             return bytes(self.tail[at : at + wanted])
         base = position - position % self.file_bytes
         stop = min(base + self.file_bytes, self.tail_at, position + wanted)
+        if self.last_path[0] != base:
+            self.last_path = (base, segment_path(self.directory, base))
         try:
-            view = self.files.view(segment_path(self.directory, base))
+            view = self.files.view(self.last_path[1])
         except OSError as error:
             _log.error("queue_file_unreadable directory=%s base=%d %s", self.directory, base, error)
             return b""

@@ -79,7 +79,12 @@ class Reader:
             return Batch(ReadStatus.OFFSET_OVERFLOW_ONE, offset, least, most)
         if offset > most:
             return Batch(ReadStatus.OFFSET_OVERFLOW_BADLY, most, least, most)
-        return self._scan(queue, offset, max(1, max_count), matches, matches_record)
+        max_count = max(1, max_count)
+        if matches_record is None and (matches is None or isinstance(matches, frozenset)):
+            batch = self._read_plainly(queue, offset, max_count, matches)
+            if batch is not None:
+                return batch
+        return self._scan(queue, offset, max_count, matches, matches_record)
 
     def entries(
         self, topic: str, queue_id: int, offset: int, max_count: int
@@ -195,6 +200,36 @@ class Reader:
             )
         return None
 
+    def _read_plainly(
+        self, queue: Queue, offset: int, max_count: int, codes: frozenset[int] | None
+    ) -> Batch | None:
+        """The common case of `_scan`, in one step: all that is wanted lies in one log file.
+
+        None when that is not so, or not known before the others were looked at too.
+        """
+        entries = queue.entries(offset, min(max_count + 1, _scan_count(max_count)))
+        end = self._flush.durable_end
+        if not entries or queue.topic.startswith(LIGHT_PREFIX):
+            return None
+        base = self._log.base_of(_LONG.unpack_from(entries)[0])
+        if not self._log.min_offset <= base < end:
+            return None
+        limits = self._limits(max_count, end)
+        try:
+            view = self._log.view(base)
+        except OSError:
+            return None
+        index, data, count, _, last, full = speed.select(
+            *(entries, 0, view, base, base, end, queue.queue_id, offset),
+            *(codes, 0, 0, limits),
+        )
+        if not count or not (full or offset + index == queue.max_offset):
+            return None
+        return Batch(
+            *(ReadStatus.FOUND, offset + index, queue.min_offset, queue.max_offset),
+            *(data, count, last < limits[4]),
+        )
+
     def _limits(self, max_count: int, end: int) -> speed.Limits:
         options = self._options
         return (
@@ -214,10 +249,9 @@ class Reader:
         matches_record: Callable[[memoryview], bool] | None,
     ) -> Batch:
         least, most = queue.min_offset, queue.max_offset
-        scan_count = max(SCAN_BYTES_MIN, max_count * QUEUE_ENTRY_BYTES) // QUEUE_ENTRY_BYTES
         taking = _Taking(self._limits(max_count, self._flush.durable_end), matches, matches_record)
         status = ReadStatus.NO_MATCHED_MESSAGE
-        at, stop = offset, min(most, offset + scan_count)
+        at, stop = offset, min(most, offset + _scan_count(max_count))
         step = max_count + 1  # where all are wanted, the entry behind the last one ends it
         while at < stop and not taking.full:
             entries = queue.entries(at, min(stop - at, step))
@@ -276,6 +310,11 @@ class Reader:
             elif taking.matches_record is None or taking.matches_record(record):
                 taking.add(record)
         return 1
+
+
+def _scan_count(max_count: int) -> int:
+    """How many entries one read looks at."""
+    return max(SCAN_BYTES_MIN // QUEUE_ENTRY_BYTES, max_count)
 
 
 class _Taking:

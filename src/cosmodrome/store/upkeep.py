@@ -25,6 +25,9 @@ from cosmodrome.store.segment import sync_files, write_files
 
 BATCH_BYTES = 1024 * 1024  # this much in memory starts a batch early
 RECOVERY_BATCH_BYTES = 16 * 1024 * 1024  # larger: each batch may carry a whole slot table
+# A busy index costs its whole slot table with every batch, so it is written now and then only.
+BUSY_INDEX_SECONDS = 5.0
+BUSY_INDEX_BYTES = 16 * 1024 * 1024
 BACKLOG_BYTES_MAX = 64 * 1024 * 1024  # this much in memory refuses messages
 DISK_CHECK_SECONDS = 5.0  # so that sends resume well within 10 s after space came back
 
@@ -94,11 +97,11 @@ class Upkeep:
         if self._memory_bytes() > RECOVERY_BATCH_BYTES:
             await self.write_derived()
 
-    async def write_derived(self) -> bool:
+    async def write_derived(self, *, index_too: bool = True) -> bool:
         """One batch; False when part of it failed and stays in memory."""
         async with self.lock:
             queue_batch = self._queues.pending()
-            index_batch = self._index.pending() if self._index is not None else []
+            index_batch = self._index.pending() if self._index is not None and index_too else []
             writes = [item[1] for item in queue_batch] + [item[1] for item in index_batch]
             results: list[OSError | None] = []
             try:
@@ -155,6 +158,7 @@ class Upkeep:
         interval = max(0.01, self._options.flush_interval_consume_queue / 1000)
         thorough = max(0.01, self._options.flush_consume_queue_thorough_interval / 1000)
         checkpoint_at = loop.time() + thorough
+        index_at = 0.0
         disk_at = loop.time() + DISK_CHECK_SECONDS
         while True:
             try:
@@ -170,7 +174,10 @@ class Upkeep:
                     checkpoint_at = loop.time() + thorough
                     await self.write_checkpoint()
                 else:
-                    await self.write_derived()
+                    index_too = loop.time() >= index_at or self._index_is_due()
+                    if index_too:
+                        index_at = loop.time() + BUSY_INDEX_SECONDS
+                    await self.write_derived(index_too=index_too)
                 if loop.time() >= disk_at:
                     disk_at = loop.time() + DISK_CHECK_SECONDS
                     await self.check_disk()
@@ -182,6 +189,10 @@ class Upkeep:
     def _vouch(self, paths: list[str], fresh: Checkpoint) -> None:
         sync_files(self._env.disk, paths)
         save_checkpoint(self._env.disk, self._checkpoint_path, fresh)
+
+    def _index_is_due(self) -> bool:
+        index = self._index
+        return index is not None and (not index.busy or index.memory_bytes > BUSY_INDEX_BYTES)
 
     def _memory_bytes(self) -> int:
         index_bytes = self._index.memory_bytes if self._index is not None else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Sequence
+from typing import NamedTuple
 
 
 @dataclasses.dataclass(slots=True)
@@ -24,8 +25,7 @@ class Draft:
     prepared_offset: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """The place of one appended message."""
 
     log_offset: int
@@ -58,7 +58,7 @@ class ReadStatus(enum.Enum):
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Batch:
     """The answer to a read: `data` is `count` whole records, one after the other."""
 
@@ -71,8 +71,7 @@ class Batch:
     behind: bool = False  # far behind the log's end: a slave would be the better source
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """Messages became readable in one queue; `max_offset` is the queue's new end."""
 
     topic: str
