@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import random
+from collections.abc import Callable
 
 import pytest
 from sim_cluster import BROKER_PORT, Cluster, simulate
 
 from cosmodrome.client.consumer import Consumer
-from cosmodrome.client.handlers import RetryLater
+from cosmodrome.client.handlers import Reject, RetryLater
 from cosmodrome.client.values import MessageQueue, ReceivedMessage
+from cosmodrome.errors import CosmodromeError
 from cosmodrome.layout import SYS_COMPRESSED, SYS_ZLIB
 from cosmodrome.wire.message import compress
 
@@ -321,3 +325,102 @@ def test_seek_waits_for_the_call_that_runs_in_order() -> None:
         assert trace == ["begin 0", "end 0", "begin 3", "end 3"]
 
     simulate(scenario)
+
+
+def test_broadcasting_in_order_drops_what_fails_too_often() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.create_topic(queues=1)
+        got: list[list[tuple[bytes, int]]] = [[], []]
+
+        def into(seen: list[tuple[bytes, int]]) -> Callable[[ReceivedMessage], None]:
+            def handler(message: ReceivedMessage) -> None:
+                seen.append((message.body, message.reconsume_times))
+                if message.body == b"bad":
+                    raise ValueError
+                if message.body == b"rejected":
+                    raise Reject
+
+            return handler
+
+        for seen in got:
+            await cluster.join(
+                into(seen),
+                orderly=True,
+                model="broadcasting",
+                offsets_dir="/offsets",
+                max_reconsume_times=1,
+            )
+        for body in (b"bad", b"rejected", b"good"):
+            await cluster.send(body)
+        await cluster.until(lambda: all(len(seen) == 4 for seen in got), 30)
+        assert got[0] == got[1] == [(b"bad", 0), (b"bad", 1), (b"rejected", 0), (b"good", 0)]
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happens_every_message_is_done(seed: int, orderly: bool) -> None:
+    """Members come, go, die and hang; connections break; the broker restarts."""
+
+    async def scenario(cluster: Cluster) -> None:
+        chance = random.Random(seed)
+        await cluster.create_topic(queues=5)
+        got: dict[bytes, int] = {}
+        order: dict[int, list[int]] = {number: [] for number in range(5)}
+
+        async def handler(message: ReceivedMessage) -> None:
+            await asyncio.sleep(chance.choice((0.0, 0.05, 0.4)))
+            if chance.random() < 0.05:
+                raise RetryLater(1)
+            got[message.body] = got.get(message.body, 0) + 1
+            order[message.queue_id].append(int(message.body))
+
+        sent = 0
+
+        async def feed() -> None:
+            nonlocal sent
+            while True:
+                with contextlib.suppress(CosmodromeError):
+                    await cluster.send(b"%d" % sent, sent % 5)
+                    sent += 1
+                await asyncio.sleep(0.2)
+
+        members = [await cluster.join(handler, orderly=orderly)]
+        feeding = asyncio.create_task(feed())
+        for _ in range(14):
+            await asyncio.sleep(chance.uniform(1, 15))
+            event = chance.choice(("join", "join", "stop", "die", "hang", "cut", "restart"))
+            if event == "join" and len(members) < 6:
+                members.append(await cluster.join(handler, orderly=orderly))
+            elif event == "cut":
+                cluster.loop.cut(BROKER_PORT)
+            elif event == "restart":
+                await cluster.stop_broker()
+                await asyncio.sleep(chance.uniform(0.1, 20))
+                await cluster.start_broker()
+            elif len(members) > 1:
+                leaver = members.pop(chance.randrange(len(members)))
+                if event == "stop":
+                    await leaver.stop()
+                elif event == "hang":
+                    await cluster.hang(leaver)
+                else:
+                    await cluster.die(leaver)
+        feeding.cancel()
+        await cluster.until(lambda: is_partition(members, 5), 300)
+        await cluster.until(lambda: set(got) >= {b"%d" % n for n in range(sent)}, 300)
+        await asyncio.sleep(120)
+        if orderly:
+            for numbers in order.values():
+                # What comes twice comes again from there on: nothing is ever skipped.
+                reached = -5
+                for number in numbers:
+                    assert number - 5 <= max(reached, numbers[0] - 5)
+                    reached = max(reached, number)
+        for member in members:
+            await member.stop()
+        done = [await cluster.committed(queue_id=number) for number in range(5)]
+        assert done == [await cluster.end("T", number) for number in range(5)]
+
+    simulate(scenario, seed)

@@ -61,7 +61,7 @@ class Decoder:
                 continue
             if again:
                 self._restore(message)
-            if chosen and message.tags not in subscription.tags:
+            if chosen and not subscription.wants(message):
                 continue
             messages.append(message)
         if self._filters:

@@ -104,6 +104,8 @@ class Consumer:
                 await running.start()
             except BaseException:
                 await running.stop()
+                if self._trace is not None:
+                    await self._trace.stop()
                 raise
             self._running = running
 

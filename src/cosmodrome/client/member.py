@@ -14,7 +14,7 @@ from typing import Any
 
 from cosmodrome.client.arrivals import Decoder
 from cosmodrome.client.assignment import Assignment
-from cosmodrome.client.concurrent import Concurrent
+from cosmodrome.client.concurrent import AGAIN_S, Concurrent
 from cosmodrome.client.consumer_options import ConsumerOptions
 from cosmodrome.client.handlers import Calls, Listeners
 from cosmodrome.client.instance import Instance, release
@@ -190,8 +190,13 @@ class Member:
 
     async def _put_aside(self, window: Window, messages: list[ReceivedMessage]) -> None:
         for message in messages:
-            if not self._options.clustering or await self._returns.give_back(message, DEAD_LETTER):
-                window.finish((message,))
+            while window.holds(message):
+                if not self._options.clustering or await self._returns.give_back(
+                    message, DEAD_LETTER
+                ):
+                    window.finish((message,))
+                else:
+                    await asyncio.sleep(AGAIN_S)  # progress waits for it, so nothing is lost
 
     async def moved(self, window: Window, offset: int) -> None:
         await self.assignment.moved(window, offset)

@@ -19,6 +19,7 @@ from cosmodrome.client.routes import MASTER, Routes
 from cosmodrome.client.values import MessageQueue
 from cosmodrome.env.base import Env
 from cosmodrome.errors import Code, CosmodromeError, ProtocolError, Refused, Unreachable
+from cosmodrome.transport.router import LogLimit
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import Body
 from cosmodrome.wire.commands.offset import QueryConsumerOffset, UpdateConsumerOffset
@@ -26,6 +27,7 @@ from cosmodrome.wire.commands.offset import QueryConsumerOffset, UpdateConsumerO
 log = logging.getLogger(__name__)
 
 OFFSET_TIMEOUT_MS = 5_000
+LOG_INTERVAL_S = 10.0  # between lines while a broker is away
 OFFSETS_DIR = "~/.rocketmq_offsets"
 OFFSETS_NAME = "offsets.json"
 
@@ -52,6 +54,7 @@ class BrokerOffsets:
     def __init__(self, instance: Instance, group: str) -> None:
         self._instance = instance
         self._group = group
+        self._log_limit = LogLimit(LOG_INTERVAL_S)
 
     async def read(self, queue: MessageQueue) -> int | None:
         command = QueryConsumerOffset(
@@ -73,10 +76,12 @@ class BrokerOffsets:
         )
         for queue, outcome in zip(offsets, outcomes, strict=True):
             if isinstance(outcome, CosmodromeError):
-                log.warning(
-                    "offset not committed: group=%s queue=%s offset=%d reason=%s",
-                    *(self._group, queue, offsets[queue], outcome),
-                )
+                held = self._log_limit.admit("offset not committed")
+                if held is not None:
+                    log.warning(
+                        "offset not committed: group=%s queue=%s offset=%d reason=%s held_back=%d",
+                        *(self._group, queue, offsets[queue], outcome, held),
+                    )
             elif isinstance(outcome, BaseException):
                 raise outcome
 

@@ -19,6 +19,7 @@ from cosmodrome.client.running import Rates
 from cosmodrome.client.subscriptions import Subscription
 from cosmodrome.client.values import ReceivedMessage
 from cosmodrome.errors import Code, CosmodromeError, ProtocolError, Refused, Unreachable
+from cosmodrome.transport.router import LogLimit
 from cosmodrome.wire.commands.consume import PullMessage, PullReply
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ UNLOCKED_S = 3.0
 AFTER_ERROR_S = 1.0
 AFTER_FLOW_CONTROL_S = 0.02
 AFTER_DAMAGE_S = 3.0
+LOG_INTERVAL_S = 10.0  # between lines while a broker is away
 # The broker does not know this client, or an older subscription of it.
 UNKNOWN_TO_BROKER = frozenset(
     {
@@ -70,6 +72,7 @@ class Puller:
         self._decoder = decoder
         self._rates = rates
         self._host = host
+        self._log_limit = LogLimit(LOG_INTERVAL_S)
 
     async def run(self, window: Window) -> None:
         """Until the window is dropped."""
@@ -184,8 +187,9 @@ class Puller:
         )
 
     def _failed(self, window: Window, error: CosmodromeError) -> None:
-        if not window.dropped:
+        held = None if window.dropped else self._log_limit.admit("pull failed")
+        if held is not None:
             log.warning(
-                "pull failed: group=%s queue=%s offset=%d reason=%s",
-                *(self._group, window.queue, window.next_offset, error),
+                "pull failed: group=%s queue=%s offset=%d reason=%s held_back=%d",
+                *(self._group, window.queue, window.next_offset, error, held),
             )
