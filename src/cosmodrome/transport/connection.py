@@ -26,10 +26,9 @@ from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from cosmodrome.errors import Code, ProtocolError, Refused, TimedOut, Unreachable
-from cosmodrome.layout import FRAME_BYTES_MAX, FRAME_LENGTH
 from cosmodrome.transport.router import LogLimit, Router, error_frame
 from cosmodrome.wire import table
-from cosmodrome.wire.frame import Frame, encode, sniff
+from cosmodrome.wire.frame import Frame, encode, frame_end, sniff
 from cosmodrome.wire.session import Session, Waiter
 from cosmodrome.wire.table import Command, R
 
@@ -157,6 +156,27 @@ class SocketConnection(asyncio.BufferedProtocol):
         """Send a request without waiting: its answer, or the error that ends this connection,
         settles `waiter`, unless `forget` withdraws it first. Returns its opaque number."""
         opaque, data = self._session.request_fields(code, ext, body, waiter)
+        self._send(data)
+        return opaque
+
+    @property
+    def takes_prepared(self) -> bool:
+        """Whether `begin_prepared` may be used."""
+        return self._session.takes_prepared
+
+    def begin_prepared(
+        self,
+        opening: bytes,
+        fields: bytes,
+        born_ms: int,
+        properties: str,
+        body: bytes,
+        waiter: Waiter,
+    ) -> int:
+        """Like `begin`, for a send whose header was prepared."""
+        opaque, data = self._session.request_prepared(
+            opening, fields, born_ms, properties, body, waiter
+        )
         self._send(data)
         return opaque
 
@@ -397,7 +417,7 @@ class SocketConnection(asyncio.BufferedProtocol):
         while at < len(view) and not self.closed:
             if not (self._waiting or self._writing_paused or self._refusal):
                 at = lane.feed(self, view, at)
-            end = _frame_end(view, at)
+            end = frame_end(view, at)
             if not end or not self._hear(view[at:end]):
                 break
             at = end
@@ -559,17 +579,6 @@ class SocketConnection(asyncio.BufferedProtocol):
             callback()
         except Exception:
             log.exception("close callback failed: peer=%s", self.said)
-
-
-def _frame_end(view: memoryview, at: int) -> int:
-    """Where the frame at `at` ends, 0 when it is not whole."""
-    if len(view) - at < FRAME_LENGTH.size:
-        return 0
-    (length,) = FRAME_LENGTH.unpack_from(view, at)
-    end: int = at + FRAME_LENGTH.size + length
-    if length > FRAME_BYTES_MAX - FRAME_LENGTH.size:
-        return len(view)  # the session says what is wrong with it
-    return end if end <= len(view) else 0
 
 
 def _plain_peer(address: object) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from tests.unit.store.store_kit import ALWAYS_MS, HandClock, draft, faulty_env, 
 
 from cosmodrome import speed
 from cosmodrome.env.real import RealDisk
-from cosmodrome.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT
+from cosmodrome.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_KEY, INDEX_SLOT
 from cosmodrome.store import index as index_module
 from cosmodrome.store.index import Index, key_hash
 from cosmodrome.store.segment import OpenFiles, write_files
@@ -234,3 +234,38 @@ async def test_an_index_built_in_bulk_is_the_same(
     assert len(last.find("T", "k5", 64, 0, ALWAYS_MS).records) == 2
     assert len(last.find("T", "k1", 64, 0, ALWAYS_MS).records) == 10
     await last.stop()
+
+
+def packed_keys(first: int, count: int) -> bytes:
+    return b"".join(
+        INDEX_KEY.pack(key_hash("T", f"k{number}"), 1000 + number, 5000 + number)
+        for number in range(first, first + count)
+    )
+
+
+def test_pages_of_a_failed_batch_are_written_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "TABLE_KEYS_MIN", 10)
+    index = made(tmp_path, slots=4000, entries_max=5000)
+    index.put_many(packed_keys(0, 50))
+    assert index.busy
+    batch = index.pending()
+    assert index.written(batch, [OSError("no space")]) is not None
+    index.put_many(packed_keys(50, 20))
+    written(index)
+    for number in (0, 49, 50, 69):
+        assert find(made(tmp_path, slots=4000, entries_max=5000), f"k{number}") == []  # not loaded
+    again = made(tmp_path, slots=4000, entries_max=5000)
+    again.load()
+    for number in range(70):
+        assert find(again, f"k{number}") == [1000 + number]
+    # Few keys since: the table goes, and what is put then is found as before.
+    written(index)
+    assert not index.busy
+    index.put_many(packed_keys(70, 3))
+    assert not index.busy
+    written(index)
+    again = made(tmp_path, slots=4000, entries_max=5000)
+    again.load()
+    assert [find(again, f"k{number}") for number in (0, 72)] == [[1000], [1072]]
