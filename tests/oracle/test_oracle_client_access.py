@@ -1,0 +1,104 @@
+"""Requests signed by our client, judged by upstream's access control."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from client_kit import Inbox, running
+from peers.java import JavaCluster
+from peers.process import free_port
+from peers.resolve import ToolMissing
+
+from cosmodrome import Admin, ClientOptions, Consumer, Credentials, Message, Producer, SendFailed
+from cosmodrome.client.fleet import PartlyFailed
+from cosmodrome.errors import Refused
+
+ADMIN = ClientOptions(credentials=Credentials("cosmoAdmin", "admin-secret"))
+USER = ClientOptions(credentials=Credentials("cosmoUser", "user-secret-1"))
+FORGED = ClientOptions(credentials=Credentials("cosmoUser", "a-wrong-secret"))
+UNKNOWN = ClientOptions(credentials=Credentials("nobody123", "a-wrong-secret"))
+ACCOUNTS = """accounts:
+- accessKey: cosmoAdmin
+  secretKey: admin-secret
+  whiteRemoteAddress:
+  admin: true
+- accessKey: cosmoUser
+  secretKey: user-secret-1
+  whiteRemoteAddress:
+  admin: false
+  defaultTopicPerm: DENY
+  defaultGroupPerm: DENY
+  topicPerms:
+  - Open=PUB|SUB
+  - ReadOnly=SUB
+  groupPerms:
+  - readers=SUB
+"""
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaCluster]:
+    folder = tmp_path_factory.mktemp("guarded")
+    try:
+        cluster = JavaCluster(folder, free_port(), free_port(-2, 1), settings={"aclEnable": "true"})
+    except ToolMissing as error:
+        pytest.skip(str(error))
+    cluster.prepare()
+    (folder / "conf" / "plain_acl.yml").write_text(ACCOUNTS)
+    cluster.start()
+    yield cluster
+    cluster.kill9()
+
+
+async def test_signatures(guarded: JavaCluster) -> None:
+    namesrv = guarded.namesrv_address
+    async with Admin(namesrv, client=ADMIN) as admin:
+        for topic in ("Open", "ReadOnly", "Closed"):
+            await admin.topics.create(topic, queues=2)
+        async with asyncio.timeout(20):
+            while not {"Open", "ReadOnly", "Closed"} <= set(await admin.topics.names()):
+                await asyncio.sleep(0.1)
+
+    inbox = Inbox()
+    bodies = ["plain", "ünï 🚀", "x" * 10_000]
+    async with (
+        running(
+            Consumer(namesrv, group="readers", client=USER, consume_from="first"), "Open", inbox
+        ),
+        Producer(namesrv, group="senders", client=USER) as producer,
+    ):
+        for text in bodies:
+            await producer.send(
+                Message("Open", text, tags="标签", keys="k", properties={"a": "b c", "É": "ü"})
+            )
+        await producer.send_batch([Message("Open", "in a batch"), Message("Open", "of two")])
+        await inbox.receive(5)
+        for topic in ("ReadOnly", "Closed"):
+            with pytest.raises(SendFailed) as failed:
+                await producer.send(Message(topic, "not allowed"))
+            assert failed.value.code == 1
+            assert topic in (failed.value.remark or "")
+    assert sorted(inbox.bodies) == sorted(
+        text.encode() for text in (*bodies, "in a batch", "of two")
+    )
+
+
+@pytest.mark.parametrize("client", [FORGED, UNKNOWN, ClientOptions()], ids=["wrong", "new", "none"])
+async def test_others_are_refused(guarded: JavaCluster, client: ClientOptions) -> None:
+    namesrv = guarded.namesrv_address
+    async with Admin(namesrv, client=ADMIN) as admin:
+        await admin.topics.create("Open", queues=2)
+        async with asyncio.timeout(20):
+            while "Open" not in await admin.topics.names():
+                await asyncio.sleep(0.1)
+    async with Producer(namesrv, group="senders", client=client) as producer:
+        with pytest.raises(SendFailed) as failed:
+            await producer.send(Message("Open", "from a stranger"))
+    assert failed.value.code == 1
+    async with Admin(namesrv, client=client) as admin:
+        with pytest.raises(PartlyFailed) as refused:
+            await admin.topics.create("Another", queues=1)
+    (reason,) = refused.value.failures.values()
+    assert isinstance(reason, Refused)
