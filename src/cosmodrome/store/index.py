@@ -26,7 +26,7 @@ from cosmodrome.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_KEY, INDEX_SLOT
 from cosmodrome.store.segment import FileWrite, OpenFiles, holds_nothing, write_files, zero_from
 
 NAME_DIGITS = 17  # yyyyMMddHHmmssSSS
-TABLE_KEYS_MIN = 4096  # keys between two batches that make a table in memory worth its size
+TABLE_KEYS_MIN = 1024  # keys between two batches that make a table in memory worth its size
 
 _HEADER_BYTES = INDEX_HEADER.size
 _SLOT_BYTES = INDEX_SLOT.size

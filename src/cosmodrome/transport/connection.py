@@ -189,24 +189,27 @@ class SocketConnection(asyncio.BufferedProtocol):
 
     async def call(self, command: Command[R], *, timeout_ms: int = 3000) -> R:
         """Ask the peer; Refused, TimedOut or Unreachable when there is no good answer."""
-        said = f"{command.name} ({command.request_code})"
         if self.closed:
             raise Unreachable(
-                f"{said} was not sent: the connection to {self.said} is closed:"
+                f"{_said(command)} was not sent: the connection to {self.said} is closed:"
                 f" {self._close_reason}"
             )
         answered: asyncio.Future[Frame] = self._loop.create_future()
         opaque, data = self._session.request(command, answered)
         self._send(data)
+        # A bare timer: every pull is such a call, and `asyncio.timeout` costs several times as much.
+        timer = self._loop.call_later(timeout_ms / 1000, _give_up, answered)
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                frame = await answered
+            frame = await answered
         except TimeoutError:
-            raise TimedOut(f"{self.said} did not answer {said} within {timeout_ms} ms") from None
+            raise TimedOut(
+                f"{self.said} did not answer {_said(command)} within {timeout_ms} ms"
+            ) from None
         finally:
+            timer.cancel()
             self._session.forget(opaque)
         if frame.code not in command.success_codes:
-            raise Refused(frame.code, frame.remark or f"{self.said} refused {said}.")
+            raise Refused(frame.code, frame.remark or f"{self.said} refused {_said(command)}.")
         return table.decode_reply(type(command), frame)
 
     def on_close(self, callback: Callable[[], None]) -> None:
@@ -398,26 +401,31 @@ class SocketConnection(asyncio.BufferedProtocol):
         size = len(rest) or len(data)
         self._driving = True
         try:
-            with memoryview(rest if rest else data) as view:
-                at = self._drive_over(lane, view)
+            if rest:
+                with memoryview(rest) as view:
+                    at = self._drive_over(lane, view)
+            else:
+                at = self._drive_over(lane, data)
         finally:
             self._driving = False
-        if self.closed:
+        if self._lost or self._close_reason:
             rest.clear()
             return
         if rest:
             del rest[:at]
         elif at < size:
             rest += data[at:]
-        if self._hold(len(rest), self._held[1]) and self._out and not self._writing_paused:
+        if self._held[0] != len(rest) and not self._hold(len(rest), self._held[1]):
+            return
+        if self._out and not self._writing_paused:
             self._flush()
 
     def _drive_over(self, lane: Lane, view: memoryview) -> int:
-        at = 0
-        while at < len(view) and not self.closed:
+        at, size = 0, len(view)
+        while at < size and not self.closed:
             if not (self._waiting or self._writing_paused or self._refusal):
                 at = lane.feed(self, view, at)
-            end = frame_end(view, at)
+            end = frame_end(view, at) if at < size else 0
             if not end or not self._hear(view[at:end]):
                 break
             at = end
@@ -579,6 +587,15 @@ class SocketConnection(asyncio.BufferedProtocol):
             callback()
         except Exception:
             log.exception("close callback failed: peer=%s", self.said)
+
+
+def _said(command: Command[Any]) -> str:
+    return f"{command.name} ({command.request_code})"
+
+
+def _give_up(answered: asyncio.Future[Frame]) -> None:
+    if not answered.done():
+        answered.set_exception(TimeoutError())
 
 
 def _plain_peer(address: object) -> tuple[str, int]:
