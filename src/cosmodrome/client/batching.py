@@ -23,6 +23,7 @@ from cosmodrome.client.sending import Sender
 from cosmodrome.client.values import MessageQueue, SendResult, SendStatus
 from cosmodrome.errors import Code
 from cosmodrome.layout import BATCH_ITEM_HEAD, NAME_END
+from cosmodrome.speed.clientside import batch_body
 from cosmodrome.wire.commands.produce import SendBatchMessage
 from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.message import WAIT
@@ -36,16 +37,7 @@ _APART = frozenset({Code.MESSAGE_ILLEGAL, Code.REQUEST_CODE_NOT_SUPPORTED})
 
 def encode_batch(members: Sequence[Packed]) -> bytes:
     """The body of a batch request."""
-    parts: list[bytes] = []
-    pack = BATCH_ITEM_HEAD.pack
-    for packed in members:
-        body, properties = packed.body, packed.properties.encode()
-        size = ITEM_OVERHEAD_BYTES + len(body) + len(properties)
-        parts.append(pack(size, 0, 0, packed.message.flag, len(body)))
-        parts.append(body)
-        parts.append(len(properties).to_bytes(2, "big"))
-        parts.append(properties)
-    return b"".join(parts)
+    return batch_body(members)
 
 
 def item_bytes(packed: Packed) -> int:

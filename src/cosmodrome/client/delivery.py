@@ -66,7 +66,7 @@ class Delivery:
         self.connection: SocketConnection | None = None
         self.opaque = 0
         self.context: SendContext | None = None
-        self.tried: list[Attempt] = []
+        self.tried: tuple[Attempt, ...] = ()
         self.last_broker: str | None = None
         self.stored: Sequence[SendResult] | None = None  # by an attempt that was not good enough
         self.ended = False

@@ -48,7 +48,7 @@ _INT32 = 1 << 31
 class Packed:
     """A message ready to travel; `topic` is the full name."""
 
-    __slots__ = ("body", "kind", "message", "msg_id", "properties", "sys_flag", "topic")
+    __slots__ = ("body", "flag", "kind", "message", "msg_id", "properties", "sys_flag", "topic")
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class Packed:
         kind: MessageKind,
     ) -> None:
         self.message = message
+        self.flag = message.flag
         self.topic = topic
         self.body = body
         self.sys_flag = sys_flag

@@ -40,7 +40,7 @@ from cosmodrome.errors import (
 )
 from cosmodrome.transport.connection import SocketConnection
 from cosmodrome.wire.commands.produce import SendMessageV2
-from cosmodrome.wire.frame import Frame
+from cosmodrome.wire.frame import Frame, Prepared, prepare_json
 from cosmodrome.wire.message import MAX_RECONSUME_TIMES, RECONSUME_TIME, parse_properties
 from cosmodrome.wire.names import AUTO_CREATE_TOPIC, RETRY_PREFIX
 from cosmodrome.wire.table import decode
@@ -61,6 +61,7 @@ RETRY_CODES = frozenset(
 _STATUS = {int(status.value): status for status in SendStatus}
 SWEEP_MIN_S = 0.005
 REFRESH_MIN_S = 1.0
+PREPARED_MAX = 4_096  # headers: one per queue and kind of message
 CONGESTED_S = 0.005  # between looks at a connection that takes no more
 
 
@@ -95,6 +96,7 @@ class Sender:
         self._connecting: dict[str, deque[Delivery]] = {}
         self._connections: dict[str, tuple[str, SocketConnection]] = {}  # by broker name
         self._connections_version = -1
+        self._headers: dict[tuple[str, str, int, int, int, str], Prepared] = {}
         self._hooked = bool(hooks)
         self._tasks: set[asyncio.Task[None]] = set()
         self._refreshed: dict[str, float] = {}
@@ -278,13 +280,35 @@ class Sender:
                 self._end(delivery)
                 delivery.fail(error)
                 return
-        ext, body = self.header(delivery, queue)
         try:
-            delivery.opaque = connection.begin(delivery.code, ext, body, delivery)
+            if connection.takes_prepared and not delivery.packed.topic.startswith(RETRY_PREFIX):
+                sys_flag, flag, properties, body = delivery.request()
+                header = self._prepared(delivery, queue, sys_flag, flag)
+                delivery.opaque = connection.begin_prepared(
+                    header, self._now_ms(), properties, body, delivery
+                )
+            else:
+                ext, body = self.header(delivery, queue)
+                delivery.opaque = connection.begin(delivery.code, ext, body, delivery)
         except CosmodromeError as error:
             self.attempt_failed(delivery, error)
             return
         delivery.connection = connection
+
+    def _prepared(
+        self, delivery: Delivery, queue: MessageQueue, sys_flag: int, flag: str
+    ) -> Prepared:
+        """The parts of the JSON header that messages like this one to this queue share."""
+        code = delivery.code
+        key = (delivery.packed.topic, queue.broker_name, queue.queue_id, code, sys_flag, flag)
+        parts = self._headers.get(key)
+        if parts is None:
+            ext, _ = self.header(delivery, queue)
+            del ext["g"], ext["i"]  # they differ every time and come last
+            if len(self._headers) >= PREPARED_MAX:
+                self._headers.clear()
+            parts = self._headers[key] = prepare_json(code, ext, "g")
+        return parts
 
     def header(self, delivery: Delivery, queue: MessageQueue) -> tuple[dict[str, str], bytes]:
         """The request's header fields under their short names, and its body."""
@@ -361,7 +385,8 @@ class Sender:
         assert queue is not None
         now = self._loop.time()
         cost_ms = round((now - delivery.began) * 1000)
-        delivery.tried.append(Attempt(queue.broker_name, delivery.address, error, cost_ms))
+        attempt = Attempt(queue.broker_name, delivery.address, error, cost_ms)
+        delivery.tried = (*delivery.tried, attempt)
         refused = isinstance(error, Refused)
         helpful = (
             error.code in RETRY_CODES

@@ -77,8 +77,13 @@ class Channel:
     async def call(self, command: Command[R], timeout_ms: int = 3000) -> R:
         """Ask the peer. Unreachable: it got nothing or the connection broke; TimedOut: it may
         have acted; Refused: it answered with a code that is no success."""
+        connection = self.live
+        if connection is not None and not self._slots.locked():
+            # Nothing to wait for but the answer, whose time the connection keeps.
+            async with self._slots:
+                return await connection.call(command, timeout_ms=timeout_ms)
         said = f"{command.name} ({command.request_code})"
-        connection: SocketConnection | None = None
+        connection = None
         try:
             async with asyncio.timeout(timeout_ms / 1000), self._slots:
                 connection = await self._ready()

@@ -28,7 +28,7 @@ from typing import Any, Protocol, cast
 from cosmodrome.errors import Code, ProtocolError, Refused, TimedOut, Unreachable
 from cosmodrome.transport.router import LogLimit, Router, error_frame
 from cosmodrome.wire import table
-from cosmodrome.wire.frame import Frame, encode, frame_end, sniff
+from cosmodrome.wire.frame import Frame, Prepared, encode, frame_end, sniff
 from cosmodrome.wire.session import Session, Waiter
 from cosmodrome.wire.table import Command, R
 
@@ -165,18 +165,10 @@ class SocketConnection(asyncio.BufferedProtocol):
         return self._session.takes_prepared
 
     def begin_prepared(
-        self,
-        opening: bytes,
-        fields: bytes,
-        born_ms: int,
-        properties: str,
-        body: bytes,
-        waiter: Waiter,
+        self, header: Prepared, born_ms: int, properties: str, body: bytes, waiter: Waiter
     ) -> int:
         """Like `begin`, for a send whose header was prepared."""
-        opaque, data = self._session.request_prepared(
-            opening, fields, born_ms, properties, body, waiter
-        )
+        opaque, data = self._session.request_prepared(header, born_ms, properties, body, waiter)
         self._send(data)
         return opaque
 
@@ -197,7 +189,7 @@ class SocketConnection(asyncio.BufferedProtocol):
         answered: asyncio.Future[Frame] = self._loop.create_future()
         opaque, data = self._session.request(command, answered)
         self._send(data)
-        # A bare timer: every pull is such a call, and `asyncio.timeout` costs several times as much.
+        # A bare timer: every pull is such a call, and `asyncio.timeout` costs far more.
         timer = self._loop.call_later(timeout_ms / 1000, _give_up, answered)
         try:
             frame = await answered

@@ -24,6 +24,7 @@ from cosmodrome.layout import (
 VERSION = 409  # what every frame of ours reports: the ordinal of 4.9.8
 LANGUAGE = 3  # PYTHON
 LANGUAGES = speed.LANGUAGES  # names by code
+Prepared = tuple[bytes, bytes]  # see `prepare_json`
 _json_text = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -69,7 +70,7 @@ def encode(frame: Frame) -> bytes:
     return b"".join((prefix, header, frame.body))
 
 
-def prepare_json(code: int, ext: dict[str, str], last: str) -> tuple[bytes, bytes]:
+def prepare_json(code: int, ext: dict[str, str], last: str) -> Prepared:
     """A JSON request header in two parts, for `speed.clientside.send_frame`: up to the opaque
     number, and from there to the value of the field `last`; one field more follows it."""
     opening = f'{{"code":{code},"flag":0,"language":"{LANGUAGES[LANGUAGE]}","opaque":'

@@ -24,7 +24,8 @@ from cosmodrome.layout import (
     SERIALIZE_BINARY,
     SERIALIZE_JSON,
 )
-from cosmodrome.wire.frame import Frame, FrameSplitter, encode
+from cosmodrome.speed.clientside import send_frame
+from cosmodrome.wire.frame import Frame, FrameSplitter, Prepared, encode
 from cosmodrome.wire.table import Command, Reply
 from cosmodrome.wire.table import encode as encode_row
 
@@ -108,16 +109,24 @@ class Session:
         self, code: int, ext: dict[str, str], body: bytes, waiter: Waiter
     ) -> tuple[int, bytes]:
         """The same for whoever has the header fields as text already; `ext` is not kept."""
-        if self._ended is not None:
-            raise self._ended()
-        if len(self._waiters) >= self._waiters_max:
-            raise Refused(
-                Code.SYSTEM_BUSY,
-                f"{self._waiters_max} requests on this connection are unanswered;"
-                " wait for some of them or use another connection",
-            )
+        self._check_room()
         opaque = self._next_opaque()
         data = self._encode(code, ext, body, opaque, 0)
+        self._waiters[opaque] = waiter
+        return opaque, data
+
+    @property
+    def takes_prepared(self) -> bool:
+        """Whether headers go out as JSON that nobody else has to see first."""
+        return self._prepare is None and self._serialize == SERIALIZE_JSON
+
+    def request_prepared(
+        self, header: Prepared, born_ms: int, properties: str, body: bytes, waiter: Waiter
+    ) -> tuple[int, bytes]:
+        """A send whose header was prepared (`frame.prepare_json`), while `takes_prepared`."""
+        self._check_room()
+        opaque = self._next_opaque()
+        data = send_frame(header[0], opaque, header[1], born_ms, properties, body)
         self._waiters[opaque] = waiter
         return opaque, data
 
@@ -175,6 +184,16 @@ class Session:
         if self._prepare is not None:
             self._prepare(frame)
         return encode(frame)
+
+    def _check_room(self) -> None:
+        if self._ended is not None:
+            raise self._ended()
+        if len(self._waiters) >= self._waiters_max:
+            raise Refused(
+                Code.SYSTEM_BUSY,
+                f"{self._waiters_max} requests on this connection are unanswered;"
+                " wait for some of them or use another connection",
+            )
 
     def _next_opaque(self) -> int:
         # Compat: the Node client replaces opaque 0 by one of its own, so 0 is never used.

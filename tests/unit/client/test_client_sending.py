@@ -33,6 +33,8 @@ NO_CONNECTION = -3
 class Peer:
     """One broker: answers with `code` after `latency_s`; a negative code is a failure."""
 
+    takes_prepared = False  # so that tests see the fields of the header
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.code = 0
