@@ -15,9 +15,10 @@ from cosmodrome.client.subscriptions import Subscription
 from cosmodrome.client.values import ReceivedMessage
 from cosmodrome.errors import ProtocolError
 from cosmodrome.layout import SYS_COMPRESSED
+from cosmodrome.speed.clientside import outline
 from cosmodrome.wire.message import RETRY_TOPIC, decompress
 from cosmodrome.wire.names import RETRY_PREFIX
-from cosmodrome.wire.record import Record, decode_records
+from cosmodrome.wire.record import Record, decode_record
 
 log = logging.getLogger(__name__)
 
@@ -52,21 +53,46 @@ class Decoder:
         topic = unwrap(self._namespace, subscription.topic)
         again = subscription.topic.startswith(RETRY_PREFIX)
         chosen = bool(subscription.tags)
-        for record in decode_records(data):
-            message = ReceivedMessage(
-                record, broker_name, topic=topic, min_offset=min_offset, max_offset=max_offset
-            )
-            if record.sys_flag & SYS_COMPRESSED and not self._inflate(message):
-                damaged.append(message)
-                continue
-            if again:
-                self._restore(message)
-            if chosen and not subscription.wants(message):
-                continue
-            messages.append(message)
+        plain = not (again or chosen)  # then nothing but the outlines is looked at
+        at, make = 0, ReceivedMessage.outlined
+        while at < len(data):
+            found, at = outline(data, at)
+            for begin, size, offset, sys_flag, _, _ in found:
+                message = make(
+                    data, begin, size, offset, broker_name, topic, min_offset, max_offset
+                )
+                if plain and not sys_flag & SYS_COMPRESSED:
+                    messages.append(message)
+                else:
+                    self._sort(message, sys_flag, subscription, messages, damaged)
+            if at < len(data):
+                # Not an ordinary record, or a damaged one: this knows both.
+                record = decode_record(data, at)
+                at += record.size
+                message = ReceivedMessage(
+                    record, broker_name, topic=topic, min_offset=min_offset, max_offset=max_offset
+                )
+                self._sort(message, record.sys_flag, subscription, messages, damaged)
         if self._filters:
             messages = [message for message in messages if self._kept(message)]
         return Arrivals(messages, damaged)
+
+    def _sort(
+        self,
+        message: ReceivedMessage,
+        sys_flag: int,
+        subscription: Subscription,
+        messages: list[ReceivedMessage],
+        damaged: list[ReceivedMessage],
+    ) -> None:
+        """To the messages, to the damaged ones, or nowhere."""
+        if sys_flag & SYS_COMPRESSED and not self._inflate(message):
+            damaged.append(message)
+            return
+        if subscription.topic.startswith(RETRY_PREFIX):
+            self._restore(message)
+        if not subscription.tags or subscription.wants(message):
+            messages.append(message)
 
     def one(self, record: Record, broker_name: str) -> ReceivedMessage:
         """A message that came without a pull; its body stays as stored if it is damaged."""

@@ -100,7 +100,7 @@ class Concurrent:
                 continue
             now = time()
             for message in batch:
-                window.started[message.record.queue_offset] = now
+                window.started[message.queue_offset] = now
             self._busy.add(task)
             try:
                 await self._settle(window, batch, await self._calls.call(handler, window, batch))
@@ -196,7 +196,7 @@ class Concurrent:
 
     async def put_back(self, window: Window, message: ReceivedMessage, level: int) -> None:
         """Not done: give it to the cluster, or, when it does not take it, try again here."""
-        window.started.pop(message.record.queue_offset, None)
+        window.started.pop(message.queue_offset, None)
         if not window.holds(message):
             return
         if not self._options.clustering:
@@ -244,7 +244,7 @@ class Concurrent:
             if window.dropped:
                 continue
             began = asyncio.get_running_loop().time()
-            window.started[message.record.queue_offset] = began
+            window.started[message.queue_offset] = began
             consumption = None
             if self._calls.hooked:
                 consumption = self._calls.begin(window, [message], iterated=True)

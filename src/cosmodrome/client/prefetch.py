@@ -64,26 +64,25 @@ class Window:
 
     def add(self, messages: Iterable[ReceivedMessage]) -> None:
         for message in messages:
-            record = message.record
-            self.unfinished[record.queue_offset] = message
-            self.bytes += record.size
+            self.unfinished[message.queue_offset] = message
+            self.bytes += message.size
 
     def finish(self, messages: Iterable[ReceivedMessage]) -> None:
         """Done, each once: one that was given back meanwhile is not done a second time."""
         unfinished, started = self.unfinished, self.started
         for message in messages:
-            record = message.record
-            if unfinished.get(record.queue_offset) is message:
-                del unfinished[record.queue_offset]
-                self.bytes -= record.size
+            offset = message.queue_offset
+            if unfinished.get(offset) is message:
+                del unfinished[offset]
+                self.bytes -= message.size
                 self.finished += 1
             if started:
-                started.pop(record.queue_offset, None)
+                started.pop(offset, None)
         if self.why_full:
             self.changed()
 
     def holds(self, message: ReceivedMessage) -> bool:
-        return not self.dropped and self.unfinished.get(message.record.queue_offset) is message
+        return not self.dropped and self.unfinished.get(message.queue_offset) is message
 
     def full(self) -> bool:
         """Whether to pull no more for now; `why_full` says why."""

@@ -11,7 +11,9 @@ from cosmodrome.errors import CosmodromeError
 from cosmodrome.wire import message as names
 from cosmodrome.wire.bodies import MessageQueue as MessageQueue
 from cosmodrome.wire.message import parse_properties, unpack_host
-from cosmodrome.wire.record import Record
+from cosmodrome.wire.record import Record, decode_record
+
+_new = object.__new__
 
 
 class NoRoute(CosmodromeError):
@@ -93,8 +95,8 @@ class ReceivedMessage:
     """
 
     __slots__ = (
-        *("_properties", "_settle", "body", "broker_name", "record", "topic"),
-        *("max_offset", "min_offset"),
+        *("_at", "_body", "_data", "_properties", "_record", "_settle", "broker_name"),
+        *("max_offset", "min_offset", "queue_offset", "size", "topic"),
     )
 
     def __init__(
@@ -107,14 +109,59 @@ class ReceivedMessage:
         min_offset: int = -1,
         max_offset: int = -1,
     ) -> None:
-        self.record = record
+        self._record: Record | None = record
+        self._data, self._at = b"", 0
+        self.queue_offset = record.queue_offset
+        self.size = record.size  # bytes of the whole record
         self.broker_name = broker_name
         self.topic = record.topic if topic is None else topic
-        self.body = record.body if body is None else body
+        self._body: bytes | None = record.body if body is None else body
         self.min_offset = min_offset
         self.max_offset = max_offset
         self._properties: dict[str, str] | None = None
         self._settle: Callable[[ReceivedMessage, int | None], Any] | None = None
+
+    @classmethod
+    def outlined(
+        cls,
+        data: bytes,
+        at: int,
+        size: int,
+        queue_offset: int,
+        broker_name: str,
+        topic: str,
+        min_offset: int,
+        max_offset: int,
+    ) -> ReceivedMessage:
+        """A message whose record begins at `at` in the body of an answer: it is taken apart when
+        something is asked of it. Its parts must be known to add up."""
+        made = _new(cls)
+        made._data = data
+        made._at = at
+        made.size = size
+        made.queue_offset = queue_offset
+        made.broker_name = broker_name
+        made.topic = topic
+        made.min_offset = min_offset
+        made.max_offset = max_offset
+        made._record = made._body = made._properties = made._settle = None
+        return made
+
+    @property
+    def record(self) -> Record:
+        record = self._record
+        if record is None:
+            record = self._record = decode_record(self._data, self._at)
+        return record
+
+    @property
+    def body(self) -> bytes:
+        body = self._body
+        return self.record.body if body is None else body
+
+    @body.setter
+    def body(self, body: bytes) -> None:
+        self._body = body
 
     @property
     def properties(self) -> dict[str, str]:
@@ -142,10 +189,6 @@ class ReceivedMessage:
     @property
     def queue_id(self) -> int:
         return self.record.queue_id
-
-    @property
-    def queue_offset(self) -> int:
-        return self.record.queue_offset
 
     @property
     def queue(self) -> MessageQueue:
