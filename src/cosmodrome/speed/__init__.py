@@ -7,7 +7,7 @@ loops of the broker's fast lane (`lane`) exist compiled only; `HAS_LANE` says wh
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from cosmodrome.speed.pure import (
@@ -53,7 +53,10 @@ else:
             from cosmodrome.speed import pure as _chosen
 
             FLAVOUR = "pure"
-    HAS_LANE = FLAVOUR == "native" and find_spec("cosmodrome.speed.lane") is not None
+    try:
+        HAS_LANE = FLAVOUR == "native" and bool(import_module("cosmodrome.speed.lane"))
+    except ImportError:
+        HAS_LANE = False
     chain = _chosen.chain
     decode_header = _chosen.decode_header
     encode_header = _chosen.encode_header

@@ -64,6 +64,8 @@ cdef Py_ssize_t ITEM_HEAD_BYTES = layout.BATCH_ITEM_HEAD.size
 cdef enum:
     SLOTS = 16
     PAIRS_MAX = 24
+    ITEMS_KEPT = 8192
+    SCRATCH_BYTES_KEPT = 1048576
 
 # Why a walk ended: nothing (whole) is left, or the frame there is a pull, a commit of an offset,
 # or something for the slow lane. FULL: as many requests as were allowed.
@@ -833,6 +835,8 @@ cdef class Intake:
         self.busy = True
         PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
         try:
+            if self.item_room > ITEMS_KEPT or self.scratch_room > SCRATCH_BYTES_KEPT:
+                self._let_go()
             self.ask_count = self.item_count = self.scratch_size = self.encoded = 0
             self.saw_binary = False
             self.plans.clear()
@@ -1293,6 +1297,14 @@ cdef class Intake:
             self.item_room = room
         self.item_count += 1
         return &self.items[self.item_count - 1]
+
+    cdef void _let_go(self) noexcept:
+        """A huge batch must not keep its memory for ever; tickets have copies."""
+        PyMem_Free(self.items)
+        PyMem_Free(self.scratch)
+        self.items = NULL
+        self.scratch = NULL
+        self.item_count = self.item_room = self.scratch_size = self.scratch_room = 0
 
     cdef int _reserve(self, Py_ssize_t more) except -1:
         cdef Py_ssize_t room

@@ -1200,7 +1200,10 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
     cdef Fields fields
     cdef Facts facts
     cdef bytes place
-    cdef _Run run
+    cdef _Run run = None
+    cdef const uint8_t *topic = NULL  # of the record before
+    cdef Py_ssize_t topic_bytes = 0
+    cdef int32_t queue_id = 0
     cdef dict by_bytes = {}
     cdef dict by_name = {}
     cdef list runs = []
@@ -1217,13 +1220,22 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
             why = _record(data, base, at, stop, check_crc, whole_ms, &fields, &size)
             if why != MORE:
                 break
-            place = PyBytes_FromStringAndSize(NULL, fields.topic_bytes + 4)
-            to = <uint8_t *>PyBytes_AS_STRING(place)
-            to = _put32(to, <uint32_t>fields.queue_id)
-            _put(to, fields.topic, fields.topic_bytes)
-            run = by_bytes.get(place)
-            if run is None:
-                run = _run_of(by_bytes, by_name, place, &fields)
+            if not (
+                # Records of one queue often follow each other.
+                topic != NULL and fields.queue_id == queue_id
+                and fields.topic_bytes == topic_bytes
+                and memcmp(fields.topic, topic, topic_bytes) == 0
+            ):
+                place = PyBytes_FromStringAndSize(NULL, fields.topic_bytes + 4)
+                to = <uint8_t *>PyBytes_AS_STRING(place)
+                to = _put32(to, <uint32_t>fields.queue_id)
+                _put(to, fields.topic, fields.topic_bytes)
+                run = by_bytes.get(place)
+                if run is None:
+                    run = _run_of(by_bytes, by_name, place, &fields)
+                topic = fields.topic
+                topic_bytes = fields.topic_bytes
+                queue_id = fields.queue_id
             _read_facts(fields.properties, fields.properties_bytes, &facts)
             kind = fields.sys_flag & SYS_TRANSACTION_MASK
             if kind != SYS_ROLLBACK:
@@ -1253,7 +1265,7 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
             at += size
     finally:
         PyBuffer_Release(&buffer)
-    packed = [(topic, queue_id, first, bytes(entries)) for topic, queue_id, first, entries in runs]
+    packed = [(name, number, first, bytes(entries)) for name, number, first, entries in runs]
     return packed, bytes(keys), delayed, count, last_ms, at, why
 
 

@@ -192,7 +192,9 @@ class IndexFile:
     def pending(self) -> tuple[FileWrite, int, dict[int, int]]:
         slots_at = _HEADER_BYTES
         entries_at = slots_at + self.slots * _SLOT_BYTES
-        pieces = [(entries_at + self._tail_at * _ENTRY_BYTES, bytes(self._tail))]
+        pieces: list[tuple[int, bytes | memoryview]] = [
+            (entries_at + self._tail_at * _ENTRY_BYTES, bytes(self._tail))
+        ]
         slots = dict(self._slots)
         if self._table is not None:
             pieces += self._changed_pages(self._table)
@@ -214,8 +216,12 @@ class IndexFile:
         if self._table_ends and not self._tail:
             self._table = None
 
-    def _changed_pages(self, table: bytearray) -> Iterator[tuple[int, bytes]]:
-        """What the batch that begins has to write of the table; what failed last is in it."""
+    def _changed_pages(self, table: bytearray) -> Iterator[tuple[int, memoryview]]:
+        """What the batch that begins has to write of the table; what failed last is in it.
+
+        Not copies: a page that changes while it is written is marked for the next batch too, and
+        after a crash only files that were whole and synced long before are taken as they are.
+        """
         changed, under_way = int.from_bytes(self._pages), int.from_bytes(self._pages_under_way)
         pages = (changed | under_way).to_bytes(len(self._pages))
         self._pages_under_way = bytearray(pages)
@@ -226,7 +232,7 @@ class IndexFile:
             end = pages.find(0, first)
             end = len(pages) if end < 0 else end
             start = first * _PAGE_BYTES
-            yield _HEADER_BYTES + start, bytes(view[start : end * _PAGE_BYTES])
+            yield _HEADER_BYTES + start, view[start : end * _PAGE_BYTES]
             first = pages.find(1, end)
 
     def _load_table(self) -> bytearray:

@@ -137,7 +137,7 @@ class FileWrite:
 
     path: str
     size: int
-    pieces: Sequence[tuple[int, bytes]]  # position, data
+    pieces: Sequence[tuple[int, bytes | memoryview]]  # position, data
 
 
 def write_files(disk: Disk, writes: Iterable[FileWrite]) -> list[OSError | None]:
