@@ -466,7 +466,8 @@ class Producer:
         )
 
     def _full_queue(self, packed: Packed, queue: MessageQueue) -> MessageQueue:
-        if wrap(self.options.namespace, queue.topic) != packed.topic:
+        # Topics of the brokers themselves, such as those of replies, are in no namespace.
+        if packed.topic not in (queue.topic, wrap(self.options.namespace, queue.topic)):
             raise BadMessage(
                 f"the queue is of {queue.topic}, the message of {packed.message.topic}"
             )

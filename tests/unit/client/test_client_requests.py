@@ -48,6 +48,22 @@ async def test_a_request_gets_the_reply_that_belongs_to_it(node: Node) -> None:
         assert reply.born_host.startswith("127.0.0.1:")
 
 
+async def test_a_request_and_its_reply_in_a_namespace(node: Node) -> None:
+    asking = Producer(node.namesrv, group="asking", client=ClientOptions(namespace="NS"))
+    replying = Producer(
+        node.namesrv,
+        group="replying",
+        client=ClientOptions(namespace="NS", instance_name="replier"),
+    )
+    async with asking, replying:
+        await asking.send(Message("asked", b"create the topic"))
+        first = asyncio.ensure_future(asking.request(Message("asked", b"one"), timeout_ms=8000))
+        one = ReceivedMessage(await arrived(node, "NS%asked", 2), "broker-a")
+        await replying.reply(one, "first")
+        reply = await first
+    assert (reply.body, reply.topic) == (b"first", "DefaultCluster_REPLY_TOPIC")
+
+
 async def test_a_request_that_nobody_answers_times_out(node: Node) -> None:
     async with Producer(node.namesrv, group="asking") as asking:
         with pytest.raises(RequestTimedOut, match="nobody replied to the request"):
