@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cosmodrome import speed
@@ -137,16 +138,18 @@ class Side:
         await self.settle()
 
     def replies(self) -> dict[int, bytes]:
-        """Whole frames by opaque."""
+        """Whole frames by opaque; requests of the broker count from -1 downwards."""
         found: dict[int, bytes] = {}
         data, at = bytes(self.wire.out).replace(b"/fast/", b"/slow/"), 0  # in the words of errors
         while at < len(data):
             length, word = struct.unpack_from(">II", data, at)
             frame = data[at : at + 4 + length]
             if word >> 24:
-                (opaque,) = struct.unpack_from(">i", frame, 13)
+                opaque, flag = struct.unpack_from(">ii", frame, 13)
             else:
-                opaque = json.loads(frame[8 : 8 + word])["opaque"]
+                head = json.loads(frame[8 : 8 + word])
+                opaque, flag = head["opaque"], head["flag"]
+            opaque = opaque if flag & 1 else -opaque
             assert opaque not in found
             found[opaque] = frame
             at += 4 + length
@@ -514,3 +517,93 @@ async def test_plans_follow_the_topics(tmp_path: Path) -> None:
     slow, _ = await compare(tmp_path, drive)
     codes = [json.loads(slow.replies()[n][8:])["code"] for n in (1, 2, 3, 4)]
     assert codes == [0, 1, 17, 0]
+
+
+async def test_settings_and_load_that_change(tmp_path: Path) -> None:
+    async def drive(side: Side) -> None:
+        produce = side.router._handlers[310][1].__self__
+        options = produce._options
+        force = msgspec.structs.force_setattr
+
+        async def send(opaque: int, **changes: Any) -> None:
+            await side.feed(frame(310, opaque, send_fields(**changes), b"x", style=opaque % 2 * 4))
+
+        await send(1)
+        force(options, "trace_on", False)
+        await send(2)
+        side.broker._state[0].put(TopicConfig(topic_name="Ordered", order=True))
+        force(options, "broker_permission", 4)
+        await send(3, b="Ordered")
+        await send(4)
+        force(options, "broker_permission", 2)
+        await side.feed(random_pull(random.Random(3), 5))
+        force(options, "broker_permission", 6)
+        produce._pressure._late_beats = 10
+        await send(6)
+        produce._pressure._late_beats = 0
+        force(options, "start_accept_send_request_time_stamp", NOW_MS + 1)
+        await send(7)
+        force(options, "start_accept_send_request_time_stamp", NOW_MS)
+        await send(8)
+
+    slow, fast = await compare(tmp_path, drive)
+    assert b"Ordered is an order topic" in slow.replies()[3]
+    assert b"OVERLOAD" in slow.replies()[6]
+    assert slow.dispatched == 8 and fast.dispatched == 5
+
+
+async def test_a_tag_subscription_of_a_heartbeat(tmp_path: Path) -> None:
+    body = {
+        "clientID": "c@1",
+        "consumerDataSet": [
+            {
+                "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+                "consumeType": "CONSUME_PASSIVELY",
+                "groupName": "group",
+                "messageModel": "CLUSTERING",
+                "subscriptionDataSet": [
+                    {
+                        "classFilterMode": False,
+                        "codeSet": [66, speed.java_hash("标签")],
+                        "expressionType": "TAG",
+                        "subString": "B || 标签",
+                        "subVersion": 5,
+                        "tagsSet": ["B", "标签"],
+                        "topic": "Plain",
+                    }
+                ],
+                "unitMode": False,
+            }
+        ],
+        "producerDataSet": [],
+    }
+
+    def pull(opaque: int, offset: int, flags: int = 0, version: int = 5) -> bytes:
+        fields = {
+            "consumerGroup": "group",
+            "topic": "Plain",
+            "queueId": 1,
+            "queueOffset": offset,
+            "maxMsgNums": 4,
+            "sysFlag": flags,
+            "commitOffset": offset,
+            "suspendTimeoutMillis": 50,
+            "subVersion": version,
+        }
+        return frame(11, opaque, fields, style=opaque % 5)
+
+    async def drive(side: Side) -> None:
+        await side.feed(frame(34, 1, {}, json.dumps(body).encode()))
+        tags = ("A", "B", "标签", "", "B", "C", "B", "B", "D")
+        for number, tag in enumerate(tags):
+            text = f"TAGS\x01{tag}"
+            await side.feed(frame(310, 10 + number, send_fields(i=text), b"x", style=3))
+        for number in range(10):
+            await side.feed(pull(30 + number, number, flags=number % 2))
+        await side.feed(pull(50, 9, flags=3))  # parked, and woken by the message after it
+        await side.feed(frame(310, 51, send_fields(i="TAGS\x01B"), b"late"))
+        await side.feed(pull(52, 0, version=6))  # newer than what the heartbeat said
+
+    slow, fast = await compare(tmp_path, drive)
+    assert b"late" in slow.replies()[50]
+    assert fast.dispatched < slow.dispatched - 12
