@@ -230,7 +230,9 @@ class Gatherer:
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = _Group(key, fixed)
-        size = item_bytes(packed)
+        text = packed.properties
+        size = ITEM_OVERHEAD_BYTES + len(packed.body)
+        size += len(text) if text.isascii() else len(text.encode())
         if group.members and group.bytes + size > self._bytes_max:
             self._leave(group)
         if not group.members:

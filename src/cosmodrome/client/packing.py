@@ -123,9 +123,9 @@ class Packer:
         msg_id = self._next_id()
         text = f"{UNIQ_KEY}{NAME_END}{msg_id}"
         kind = MessageKind.NORMAL
-        more = self._more_pairs(message)
+        more = None if self._is_bare(message) else self._more_pairs(message)
         if reserved:
-            more.update(reserved)
+            more = {**(more or {}), **reserved}
         if more:
             if DELAY in more or TIMER_DELAY_MS in more or TIMER_DELIVER_MS in more:
                 kind = MessageKind.DELAY
@@ -142,6 +142,16 @@ class Packer:
     def compress(self, body: bytes) -> bytes:
         """For callers that compress big bodies off the loop."""
         return compress(body, self._sys_flag)
+
+    def _is_bare(self, message: Message) -> bool:
+        """Whether the unique id is its only property: the usual case, worth a shortcut."""
+        return (
+            not (message.properties or message.keys or message.delay_level or self._namespace)
+            and message.wait_store
+            and message.tags is None
+            and message.delay_ms is None
+            and message.deliver_at_ms is None
+        )
 
     def _more_pairs(self, message: Message) -> dict[str, str]:
         """The properties of a message beside its unique id, checked."""
