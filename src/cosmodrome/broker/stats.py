@@ -155,7 +155,11 @@ class Stats:
     ) -> None:
         """A pull of `group` took `count` messages of `size` bytes together from a queue."""
         tick = self.tick
-        item = self._group(topic, group)
+        item = self._groups.get((topic, group))
+        counted = item is not None
+        if item is None:
+            item = self._group(topic, group)
+            counted = (topic, group) in self._groups
         for one in (item, self.gets):
             if one.tick != tick:
                 one.roll(tick)
@@ -165,8 +169,10 @@ class Stats:
             one.ms += took_ms
         if took_ms > self.longest_get_ms:
             self.longest_get_ms = took_ms
-        if self.detailed and (topic, group) in self._groups:
-            queue = self._queue(item, queue_id)
+        if self.detailed and counted:
+            queue = item.queues.get(queue_id)
+            if queue is None or queue.tick != tick:
+                queue = self._queue(item, queue_id)
             if queue is not None:
                 queue.messages += count
                 queue.size += size
