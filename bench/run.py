@@ -57,6 +57,7 @@ CASES = (
         {"op": "send", "conns": 8, "window": 4, "size": 128, "batch": 32},
     ),
     Case("send 128 B, one at a time", {"op": "send", "conns": 1, "window": 1, "size": 128}),
+    Case("pull 32 × 128 B, 8 × 8", {"op": "pull", "conns": 8, "window": 8, "size": 128}, True),
     Case("pull 32 × 1 KiB, 8 × 8", {"op": "pull", "conns": 8, "window": 8, "size": 1024}, True),
 )
 
