@@ -78,7 +78,10 @@ class Returns:
             pairs.pop(name, None)
         pairs.setdefault(RETRY_TOPIC, record.topic)
         pairs.setdefault(ORIGIN_MESSAGE_ID, message.msg_id)
-        pairs[DELAY] = str(FIRST_RETRY_LEVEL + record.reconsume_times)
+        pairs.pop(DELAY, None)
+        # Compat: upstream 4.9 would delay even a dead letter.
+        if attempts < self._options.retries_max:
+            pairs[DELAY] = str(FIRST_RETRY_LEVEL + record.reconsume_times)
         topic = retry_topic(self._group)
         try:
             route = await self._instance.routes.for_sending(topic)
