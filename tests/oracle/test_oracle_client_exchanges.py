@@ -10,11 +10,14 @@ from client_kit import Inbox, Target, eventually, running, until
 from peers.java import mqadmin
 
 from cosmodrome import (
+    Admin,
     ClientOptions,
     Consumer,
     Message,
     Producer,
     ReceivedMessage,
+    Reject,
+    RetryLater,
     TransactionProducer,
     TransactionState,
 )
@@ -93,6 +96,57 @@ async def test_request_and_reply(target: Target, place: str, group: str) -> None
         assert {reply.properties["by"] for reply in replies} == {"us"}
         with pytest.raises(RequestTimedOut):
             await asker.request(Message(place, b"nobody is there"), timeout_ms=300)
+
+
+async def test_inside_a_namespace(target: Target, name: str, group: str) -> None:
+    """Retries, dead letters, replies and transactions keep to the names that the user knows."""
+    inside = ClientOptions(namespace=f"NS{name}")
+    topic = "orders"
+    seen: list[tuple[str, bytes, int]] = []
+    checked: list[tuple[str, bytes]] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append((message.topic, message.body, message.reconsume_times))
+        if message.body == b"again" and message.reconsume_times == 0:
+            raise RetryLater(delay_level=1)
+        if message.body == b"dead":
+            raise Reject("no")
+        if message.body == b"question":
+            await producer.reply(message, b"answer")
+
+    def check(message: ReceivedMessage) -> TransactionState:
+        checked.append((message.topic, message.body))
+        return TransactionState.COMMIT
+
+    async with (
+        Admin(target.namesrv, client=inside) as admin,
+        TransactionProducer(target.namesrv, group=group, client=inside, check=check) as producer,
+    ):
+        await admin.topics.create(topic, queues=4)
+        await eventually(admin.topics.names, lambda names: topic in names)
+        consumer = Consumer(target.namesrv, group=group, client=inside, consume_from="first")
+        async with running(consumer, topic, handle):
+            for text in ("again", "dead"):
+                await producer.send(Message(topic, text))
+            reply = await producer.request(Message(topic, "question"), timeout_ms=10_000)
+            await producer.send_in_transaction(
+                Message(topic, "later"), lambda message: TransactionState.UNKNOWN
+            )
+            await until(lambda: len(seen) >= 5, f"five deliveries: {seen}")
+            assert await admin.groups.members(group)
+        dead = await eventually(
+            admin.topics.names, lambda names: any(one.startswith("%DLQ%") for one in names)
+        )
+    assert reply.body == b"answer"
+    assert checked == [(topic, b"later")]
+    assert Counter(seen) == Counter(
+        (topic, text, times)
+        for text, times in (
+            *((b"again", 0), (b"again", 1)),
+            *((b"dead", 0), (b"question", 0), (b"later", 0)),
+        )
+    )
+    assert f"%DLQ%{group}" in dead
 
 
 async def test_trace(target: Target, place: str, group: str) -> None:
