@@ -323,12 +323,12 @@ def test_length_has_a_limit() -> None:
 
 @pytest.mark.parametrize("part", ["'", "''", "/*", "(", "a=", "1", "1.", "-", "IN("])
 def test_nothing_takes_long_to_refuse(part: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     try:
         compile_expression(part * (CHARACTERS_MAX // len(part)))
     except Sql92Error:
         pass
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 def test_readings_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
