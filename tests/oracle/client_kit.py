@@ -18,6 +18,7 @@ from oracle_checks import Cluster
 from peers.java import JavaCluster
 from peers.node import CosmoNode
 from peers.process import free_port
+from peers.resolve import ToolMissing
 
 from cosmodrome import Consumer, Message, ReceivedMessage
 
@@ -66,31 +67,37 @@ class Clusters:
 
     def __init__(self, folder: Path, kinds: Iterable[str]) -> None:
         self._servers: dict[str, Server] = {}
+        self._missing: dict[str, ToolMissing] = {}
         for kind in kinds:
-            self._servers[kind] = (
-                CosmoNode(
-                    folder / kind / "data",
-                    options=[w for pair in SETTINGS.items() for w in ("--set", "=".join(pair))],
-                )
-                if kind == OURS
-                else JavaCluster(
-                    *(folder / kind, free_port(), free_port(-2, 1)),
-                    settings={**SETTINGS, **JAVA_SETTINGS},
-                    artifacts=ARTIFACTS[kind],
-                )
-            )
+            try:
+                self._servers[kind] = _server(folder / kind, kind)
+            except ToolMissing as error:
+                self._missing[kind] = error
         for server in self._servers.values():
             if isinstance(server, JavaCluster):
                 server.begin()
 
     def target(self, kind: str) -> Target:
-        """Returns when it is up."""
+        """Returns when it is up; ToolMissing when this machine cannot run it."""
+        if kind in self._missing:
+            raise self._missing[kind]
         self._servers[kind].start()
         return Target(kind, Cluster(self._servers[kind]))
 
     def stop(self) -> None:
         for server in self._servers.values():
             server.kill9()
+
+
+def _server(folder: Path, kind: str) -> Server:
+    if kind == OURS:
+        words = [word for pair in SETTINGS.items() for word in ("--set", "=".join(pair))]
+        return CosmoNode(folder / "data", options=words)
+    return JavaCluster(
+        *(folder, free_port(), free_port(-2, 1)),
+        settings={**SETTINGS, **JAVA_SETTINGS},
+        artifacts=ARTIFACTS[kind],
+    )
 
 
 async def until(done: Callable[[], object], what: str, timeout_s: float = 30) -> None:

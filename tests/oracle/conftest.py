@@ -139,11 +139,7 @@ def clusters(
         for item in request.session.items
         if isinstance(item, pytest.Function) and "target" in getattr(item, "fixturenames", ())
     }
-    try:
-        clusters = Clusters(tmp_path_factory.mktemp("clusters"), chosen)
-    except ToolMissing as error:
-        _unavailable(error)
-        raise
+    clusters = Clusters(tmp_path_factory.mktemp("clusters"), chosen)
     yield clusters
     clusters.stop()
 
@@ -151,7 +147,11 @@ def clusters(
 @pytest.fixture(scope="session", params=TARGETS)
 def target(request: pytest.FixtureRequest, clusters: Clusters) -> Target:
     """One after the other: this node and two generations of upstream's servers."""
-    return clusters.target(request.param)
+    try:
+        return clusters.target(request.param)
+    except ToolMissing as error:
+        _unavailable(error)
+        raise
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from client_kit import Inbox, running
+from peers.clients import JAVA, Client
 from peers.java import JavaCluster
 from peers.process import free_port
-from peers.resolve import ToolMissing
 
 from cosmodrome import Admin, ClientOptions, Consumer, Credentials, Message, Producer, SendFailed
 from cosmodrome.client.fleet import PartlyFailed
@@ -39,12 +39,12 @@ ACCOUNTS = """accounts:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaCluster]:
+def guarded(
+    ready: Callable[[Client], Client], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[JavaCluster]:
+    ready(JAVA)
     folder = tmp_path_factory.mktemp("guarded")
-    try:
-        cluster = JavaCluster(folder, free_port(), free_port(-2, 1), settings={"aclEnable": "true"})
-    except ToolMissing as error:
-        pytest.skip(str(error))
+    cluster = JavaCluster(folder, free_port(), free_port(-2, 1), settings={"aclEnable": "true"})
     cluster.prepare()
     (folder / "conf" / "plain_acl.yml").write_text(ACCOUNTS)
     cluster.start()
