@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cosmodrome.errors import CosmodromeError
+from cosmodrome.layout import RECORD_BYTES_MIN
 from cosmodrome.wire import message as names
 from cosmodrome.wire.bodies import MessageQueue as MessageQueue
 from cosmodrome.wire.message import parse_properties, unpack_host
-from cosmodrome.wire.record import Record, decode_record
+from cosmodrome.wire.record import Record, decode_records
 
 _new = object.__new__
+_LENGTH = struct.Struct(">i")
+_BODY_AT = RECORD_BYTES_MIN - 3  # behind two IPv4 hosts; what follows it has 3 bytes at least
 
 
 class NoRoute(CosmodromeError):
@@ -151,13 +155,20 @@ class ReceivedMessage:
     def record(self) -> Record:
         record = self._record
         if record is None:
-            record = self._record = decode_record(self._data, self._at)
+            at = self._at
+            (record,) = decode_records(self._data[at : at + self.size])
+            self._record = record
         return record
 
     @property
     def body(self) -> bytes:
         body = self._body
-        return self.record.body if body is None else body
+        if body is None:
+            # An outlined record is ordinary: its body begins at the same place in all of them.
+            begin = self._at + _BODY_AT
+            (length,) = _LENGTH.unpack_from(self._data, begin - _LENGTH.size)
+            body = self._body = self._data[begin : begin + length]
+        return body
 
     @body.setter
     def body(self, body: bytes) -> None:
