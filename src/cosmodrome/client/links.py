@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import functools
+import logging
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -16,7 +17,10 @@ from cosmodrome.transport.ports import VIP_OFFSET
 from cosmodrome.transport.router import Router
 from cosmodrome.wire.commands.consume import PullRequest
 from cosmodrome.wire.frame import Frame
+from cosmodrome.wire.session import Prepare
 from cosmodrome.wire.table import Command, R
+
+log = logging.getLogger(__name__)
 
 
 class Links:
@@ -98,13 +102,23 @@ class Links:
         gone = [self._channels.pop(address) for address in addresses]
         await asyncio.gather(*(channel.close() for channel in gone))
 
-    def _preparation(self, address: str) -> Callable[[Frame], None] | None:
+    def _preparation(self, address: str) -> Prepare | None:
         if not self._options.rpc_hooks and self._options.credentials is None:
             return None
         return functools.partial(self._prepare, address)
 
-    def _prepare(self, address: str, frame: Frame) -> None:
+    def _prepare(self, address: str, frame: Frame) -> Callable[[Frame], None] | None:
         for hook in self._options.rpc_hooks:
             hook.before_request(address, frame)
         if self._options.credentials is not None:
             sign(frame, self._options.credentials)
+        if not self._options.rpc_hooks:
+            return None
+        return functools.partial(self._answered, address, frame)
+
+    def _answered(self, address: str, request: Frame, response: Frame) -> None:
+        for hook in self._options.rpc_hooks:
+            try:
+                hook.after_response(address, request, response)
+            except Exception:  # whoever waits for the answer gets it all the same
+                log.exception("hook failed: hook=%r", hook)

@@ -28,9 +28,12 @@ class Credentials:
 
 
 class RpcHook(Protocol):
-    """Sees every request just before it is encoded and may add header fields to `frame.ext`."""
+    """Sees every request just before it is encoded, and every answer."""
 
-    def before_request(self, address: str, frame: Frame) -> None: ...
+    def before_request(self, address: str, frame: Frame) -> None:
+        """Header fields may be added to `frame.ext`; an exception ends the request."""
+
+    def after_response(self, address: str, request: Frame, response: Frame) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
 from typing import Any
 
 from cosmodrome.errors import TimedOut, Unreachable
 from cosmodrome.transport.connection import Limits, SocketConnection
 from cosmodrome.transport.router import LogLimit, Router
-from cosmodrome.wire.frame import Frame
-from cosmodrome.wire.session import WAITERS_MAX
+from cosmodrome.wire.session import WAITERS_MAX, Prepare
 from cosmodrome.wire.table import CLIENT, Command, R
 
 log = logging.getLogger(__name__)
@@ -41,7 +39,7 @@ class Channel:
         idle_s: float = 120.0,
         router: Router | None = None,
         tls: ssl.SSLContext | None = None,
-        prepare: Callable[[Frame], None] | None = None,
+        prepare: Prepare | None = None,
     ) -> None:
         self.host = host
         self.port = port

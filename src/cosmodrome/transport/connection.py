@@ -29,7 +29,7 @@ from cosmodrome.errors import Code, ProtocolError, Refused, TimedOut, Unreachabl
 from cosmodrome.transport.router import LogLimit, Router, error_frame
 from cosmodrome.wire import table
 from cosmodrome.wire.frame import Frame, Prepared, encode, frame_end, sniff
-from cosmodrome.wire.session import Session, Waiter
+from cosmodrome.wire.session import Prepare, Session, Waiter
 from cosmodrome.wire.table import Command, R
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class SocketConnection(asyncio.BufferedProtocol):
         limits: Limits,
         buffer: memoryview,
         *,
-        prepare: Callable[[Frame], None] | None = None,
+        prepare: Prepare | None = None,
         lane: Lane | None = None,
     ) -> None:
         """`buffer` may be shared: a read fills it and it is emptied before the next one."""

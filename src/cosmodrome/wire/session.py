@@ -42,6 +42,8 @@ class Waiter(Protocol):
     def set_exception(self, exception: CosmodromeError, /) -> None: ...
 
 
+Prepare = Callable[[Frame], Callable[[Frame], None] | None]
+
 _OPAQUE_MAX = 0x7FFFFFFF
 _BINARY_CODE_MAX = 0x7FFF
 
@@ -55,11 +57,13 @@ class Session:
         serialize: int = SERIALIZE_JSON,
         waiters_max: int = WAITERS_MAX,
         frame_bytes_max: int = FRAME_BYTES_MAX,
-        prepare: Callable[[Frame], None] | None = None,
+        prepare: Prepare | None = None,
     ) -> None:
-        """`prepare` sees every request of ours last, to sign it or to add header fields."""
+        """`prepare` sees every request of ours last, to sign it or to add header fields; what it
+        returns is called with the answer."""
         self._serialize = serialize
         self._prepare = prepare
+        self._observers: dict[int, Callable[[Frame], None]] = {}
         self._waiters_max = waiters_max
         self._splitter = FrameSplitter(frame_bytes_max)
         self._waiters: dict[int, Waiter] = {}
@@ -90,6 +94,10 @@ class Session:
             if not frame.flag & FLAG_RESPONSE:
                 requests.append(frame)
                 continue
+            if self._observers:
+                observer = self._observers.pop(frame.opaque, None)
+                if observer is not None:
+                    observer(frame)
             waiter = self._waiters.pop(frame.opaque, None)
             if waiter is not None and not waiter.done():
                 waiter.set_result(frame)
@@ -144,6 +152,7 @@ class Session:
 
     def forget(self, opaque: int) -> bool:
         """Withdraw a waiter (its time is over); a late answer will be dropped."""
+        self._observers.pop(opaque, None)
         return self._waiters.pop(opaque, None) is not None
 
     def reply(self, request: Frame, answer: Reply) -> bytes:
@@ -173,6 +182,7 @@ class Session:
         if self._ended is not None:
             return
         self._ended = error
+        self._observers.clear()
         waiters, self._waiters = self._waiters, {}
         for waiter in waiters.values():
             if not waiter.done():
@@ -182,7 +192,9 @@ class Session:
         serialize = self._serialize if code <= _BINARY_CODE_MAX else SERIALIZE_JSON
         frame = Frame(code, opaque, flag, ext, body, serialize=serialize)
         if self._prepare is not None:
-            self._prepare(frame)
+            observer = self._prepare(frame)
+            if observer is not None and not flag & FLAG_ONEWAY:
+                self._observers[opaque] = observer
         return encode(frame)
 
     def _check_room(self) -> None:

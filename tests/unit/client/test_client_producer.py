@@ -453,10 +453,16 @@ async def test_a_message_that_is_sent_back_says_how_often_it_was_consumed(node: 
     class Look:
         def __init__(self) -> None:
             self.sends: list[dict[str, str]] = []
+            self.answers: list[tuple[int, int, int]] = []
 
         def before_request(self, address: str, frame: Frame) -> None:
             if frame.code == 310:
                 self.sends.append(dict(frame.ext))
+
+        def after_response(self, address: str, request: Frame, response: Frame) -> None:
+            if request.code == 310:
+                self.answers.append((request.opaque, response.opaque, response.code))
+                raise RuntimeError("a hook that fails is nobody's business")
 
     look = Look()
     client = ClientOptions(rpc_hooks=(look,), instance_name="back")
@@ -464,6 +470,8 @@ async def test_a_message_that_is_sent_back_says_how_often_it_was_consumed(node: 
         back = {"RECONSUME_TIME": "3", "MAX_RECONSUME_TIMES": "16", "RETRY_TOPIC": "orders"}
         await sender.send_with(Message("%RETRY%g", b"x", queue_key="k"), back)
         await sender.send(Message("orders", b"x"))
+    assert len(look.answers) == 2
+    assert all(asked == answered and code == 0 for asked, answered, code in look.answers)
     sent, plain = look.sends
     assert (sent["j"], sent["l"]) == ("3", "16")
     assert plain["j"] == "0" and "l" not in plain

@@ -67,6 +67,9 @@ async def test_every_request_is_signed_on_its_way() -> None:
         def before_request(self, address: str, frame: Frame) -> None:
             frame.ext["marked"] = address
 
+        def after_response(self, address: str, request: Frame, response: Frame) -> None:
+            raise AssertionError("nothing was answered")
+
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     options = ClientOptions(
