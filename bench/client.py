@@ -33,8 +33,8 @@ from peers.resolve import BUILD, make_once, run_with_tries
 from bench.run import CLIENT_CORE, JAVA_HEAP, RESULTS, ROOT, pin, pinned
 from cosmodrome.cli import bench as cosmo
 from cosmodrome.cli.running import run
-from cosmodrome.client.consumer import Consumer
-from cosmodrome.client.producer import Producer
+from cosmodrome.client.receive.consumer import Consumer
+from cosmodrome.client.send.producer import Producer
 from cosmodrome.client.values import Message, ReceivedMessage
 
 SOURCES = ROOT / "bench" / "clients"

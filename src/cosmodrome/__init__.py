@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Admin": "client.admin",
+    "Admin": "client.operate.admin",
     "App": "client.app",
-    "BadMessage": "client.failures",
-    "BatchFailed": "client.failures",
-    "Busy": "client.failures",
+    "BadMessage": "client.send.failures",
+    "BatchFailed": "client.send.failures",
+    "Busy": "client.send.failures",
     "ClientOptions": "client.options",
-    "Consumer": "client.consumer",
+    "Consumer": "client.receive.consumer",
     "Credentials": "client.options",
     "Message": "client.values",
     "MessageQueue": "client.values",
     "NoRoute": "client.values",
-    "Producer": "client.producer",
-    "PullConsumer": "client.pull_consumer",
-    "PullSchedule": "client.pull_schedule",
+    "Producer": "client.send.producer",
+    "PullConsumer": "client.receive.pull_consumer",
+    "PullSchedule": "client.receive.pull_schedule",
     "ReceivedMessage": "client.values",
-    "Reject": "client.handlers",
-    "RequestTimedOut": "client.failures",
-    "RetryLater": "client.handlers",
-    "SendFailed": "client.failures",
+    "Reject": "client.receive.handlers",
+    "RequestTimedOut": "client.send.failures",
+    "RetryLater": "client.receive.handlers",
+    "SendFailed": "client.send.failures",
     "SendResult": "client.values",
     "SendStatus": "client.values",
-    "SendTimedOut": "client.failures",
-    "TransactionProducer": "client.transactions",
-    "TransactionResult": "client.transactions",
-    "TransactionState": "client.transactions",
+    "SendTimedOut": "client.send.failures",
+    "TransactionProducer": "client.send.transactions",
+    "TransactionResult": "client.send.transactions",
+    "TransactionState": "client.send.transactions",
     "embedded": "node",
 }
 
@@ -70,10 +70,14 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from cosmodrome.client.admin import Admin
     from cosmodrome.client.app import App
-    from cosmodrome.client.consumer import Consumer
-    from cosmodrome.client.failures import (
+    from cosmodrome.client.operate.admin import Admin
+    from cosmodrome.client.options import ClientOptions, Credentials
+    from cosmodrome.client.receive.consumer import Consumer
+    from cosmodrome.client.receive.handlers import Reject, RetryLater
+    from cosmodrome.client.receive.pull_consumer import PullConsumer
+    from cosmodrome.client.receive.pull_schedule import PullSchedule
+    from cosmodrome.client.send.failures import (
         BadMessage,
         BatchFailed,
         Busy,
@@ -81,12 +85,8 @@ if TYPE_CHECKING:
         SendFailed,
         SendTimedOut,
     )
-    from cosmodrome.client.handlers import Reject, RetryLater
-    from cosmodrome.client.options import ClientOptions, Credentials
-    from cosmodrome.client.producer import Producer
-    from cosmodrome.client.pull_consumer import PullConsumer
-    from cosmodrome.client.pull_schedule import PullSchedule
-    from cosmodrome.client.transactions import (
+    from cosmodrome.client.send.producer import Producer
+    from cosmodrome.client.send.transactions import (
         TransactionProducer,
         TransactionResult,
         TransactionState,

@@ -12,7 +12,7 @@ from peers.java import JavaCluster
 from peers.process import free_port
 
 from cosmodrome import Admin, ClientOptions, Consumer, Credentials, Message, Producer, SendFailed
-from cosmodrome.client.fleet import PartlyFailed
+from cosmodrome.client.operate.fleet import PartlyFailed
 from cosmodrome.errors import Refused
 
 ADMIN = ClientOptions(credentials=Credentials("cosmoAdmin", "admin-secret"))

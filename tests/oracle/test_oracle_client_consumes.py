@@ -26,7 +26,7 @@ from cosmodrome import (
     Reject,
     RetryLater,
 )
-from cosmodrome.client.pull_schedule import Turn
+from cosmodrome.client.receive.pull_schedule import Turn
 from cosmodrome.errors import Refused
 
 # Compat: upstream's brokers take the progress that a pull carries in another thread than a commit

@@ -21,7 +21,7 @@ from cosmodrome import (
     TransactionProducer,
     TransactionState,
 )
-from cosmodrome.client.failures import RequestTimedOut
+from cosmodrome.client.send.failures import RequestTimedOut
 
 
 async def test_transactions(target: Target, place: str, group: str) -> None:

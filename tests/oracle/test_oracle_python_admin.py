@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from client_kit import JAVA_53, Target
 
-from cosmodrome.client.admin import Admin
-from cosmodrome.client.admin_offsets import NotMoved
-from cosmodrome.client.producer import Producer
-from cosmodrome.client.pull_consumer import PullConsumer
-from cosmodrome.client.queue_reader import PullStatus
+from cosmodrome.client.operate.admin import Admin
+from cosmodrome.client.operate.offsets import NotMoved
+from cosmodrome.client.receive.pull_consumer import PullConsumer
+from cosmodrome.client.receive.queue_reader import PullStatus
+from cosmodrome.client.send.producer import Producer
 from cosmodrome.client.values import Message, MessageQueue, ReceivedMessage
 
 

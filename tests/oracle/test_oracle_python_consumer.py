@@ -12,8 +12,8 @@ from peers.clients import Client, Letter, send
 from peers.clients import Consumer as PeerConsumer
 from peers.java import mqadmin
 
-from cosmodrome.client.consumer import Consumer
-from cosmodrome.client.handlers import Reject, RetryLater
+from cosmodrome.client.receive.consumer import Consumer
+from cosmodrome.client.receive.handlers import Reject, RetryLater
 from cosmodrome.client.values import ReceivedMessage
 from cosmodrome.errors import Refused
 from cosmodrome.wire import commands

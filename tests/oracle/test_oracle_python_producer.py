@@ -15,8 +15,8 @@ from peers.node import CosmoNode
 from peers.process import free_port
 from peers.raw import create_topic
 
-from cosmodrome.client.producer import Producer
-from cosmodrome.client.transactions import TransactionProducer, TransactionState
+from cosmodrome.client.send.producer import Producer
+from cosmodrome.client.send.transactions import TransactionProducer, TransactionState
 from cosmodrome.client.values import Message, ReceivedMessage, SendStatus
 
 SETTINGS = {"transactionCheckInterval": "1000", "transactionTimeOut": "1000"}

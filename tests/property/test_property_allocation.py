@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cosmodrome.client.rebalance import (
+from cosmodrome.client.receive.rebalance import (
     Averagely,
     AveragelyByCircle,
     ByMachineRoom,

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from cosmodrome.broker.app import Broker, build_broker
-from cosmodrome.client.consumer import Consumer
 from cosmodrome.client.options import ClientOptions
+from cosmodrome.client.receive.consumer import Consumer
 from cosmodrome.client.values import ReceivedMessage
 from cosmodrome.env.options import (
     BrokerOptions,

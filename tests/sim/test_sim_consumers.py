@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 from sim_cluster import BROKER_PORT, Cluster, simulate
 
-from cosmodrome.client.consumer import Consumer
-from cosmodrome.client.handlers import Reject, RetryLater
+from cosmodrome.client.receive.consumer import Consumer
+from cosmodrome.client.receive.handlers import Reject, RetryLater
 from cosmodrome.client.values import MessageQueue, ReceivedMessage
 from cosmodrome.errors import CosmodromeError
 from cosmodrome.layout import SYS_COMPRESSED, SYS_ZLIB

@@ -9,7 +9,7 @@ from pathlib import Path
 TESTS = """
 import asyncio
 from cosmodrome.blocking import Producer
-from cosmodrome.client.admin import Admin
+from cosmodrome.client.operate.admin import Admin
 from cosmodrome.client.values import Message
 
 seen = []

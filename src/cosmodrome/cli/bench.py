@@ -21,8 +21,8 @@ import click
 from cosmodrome.cli.context import namesrv_option
 from cosmodrome.cli.progress import Progress
 from cosmodrome.cli.running import run
-from cosmodrome.client.consumer import Consumer
-from cosmodrome.client.producer import Producer
+from cosmodrome.client.receive.consumer import Consumer
+from cosmodrome.client.send.producer import Producer
 from cosmodrome.client.values import Message, ReceivedMessage, SendResult
 from cosmodrome.errors import ConfigError
 

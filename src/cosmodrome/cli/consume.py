@@ -19,8 +19,8 @@ from cosmodrome.cli.context import namesrv_option
 from cosmodrome.cli.message_rows import message_json, table_head, table_line
 from cosmodrome.cli.progress import Progress
 from cosmodrome.cli.running import run
-from cosmodrome.client.consumer import Consumer
-from cosmodrome.client.pull_consumer import PullConsumer
+from cosmodrome.client.receive.consumer import Consumer
+from cosmodrome.client.receive.pull_consumer import PullConsumer
 from cosmodrome.client.values import MessageQueue, ReceivedMessage
 from cosmodrome.errors import ConfigError
 

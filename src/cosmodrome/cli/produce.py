@@ -15,7 +15,7 @@ from cosmodrome.cli.lines import lines
 from cosmodrome.cli.message_rows import message_from_json, message_json
 from cosmodrome.cli.progress import Progress
 from cosmodrome.cli.running import run
-from cosmodrome.client.producer import Producer
+from cosmodrome.client.send.producer import Producer
 from cosmodrome.client.values import Message, SendResult
 from cosmodrome.errors import ConfigError, CosmodromeError
 

@@ -25,10 +25,10 @@ import typing
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
 
-from cosmodrome.client.consumer import Consumer
-from cosmodrome.client.handlers import Reject
 from cosmodrome.client.options import ClientOptions
-from cosmodrome.client.producer import Producer
+from cosmodrome.client.receive.consumer import Consumer
+from cosmodrome.client.receive.handlers import Reject
+from cosmodrome.client.send.producer import Producer
 from cosmodrome.client.serializers import JSON, Serializer, Undecodable, message_of, value_of
 from cosmodrome.client.values import ReceivedMessage
 from cosmodrome.env.base import Env

@@ -16,13 +16,15 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from cosmodrome.client import admin, consumer, producer, pull_consumer, transactions
 from cosmodrome.client import values as plain
-from cosmodrome.client.delivery import Selector
-from cosmodrome.client.failures import Busy
+from cosmodrome.client.operate import admin
 from cosmodrome.client.portal import Future, Portal, Slots, Workers, shared
-from cosmodrome.client.queue_reader import Pulled
-from cosmodrome.client.transactions import TransactionResult, TransactionState
+from cosmodrome.client.receive import consumer, pull_consumer
+from cosmodrome.client.receive.queue_reader import Pulled
+from cosmodrome.client.send import producer, transactions
+from cosmodrome.client.send.delivery import Selector
+from cosmodrome.client.send.failures import Busy
+from cosmodrome.client.send.transactions import TransactionResult, TransactionState
 from cosmodrome.client.values import Message, MessageQueue, SendResult
 from cosmodrome.errors import ConfigError
 

@@ -18,9 +18,9 @@ import collections
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cosmodrome.client.consumer_options import Consumption
-from cosmodrome.client.hooks import SendContext
 from cosmodrome.client.options import split_address
+from cosmodrome.client.receive.consumer_options import Consumption
+from cosmodrome.client.send.hooks import SendContext
 from cosmodrome.client.values import Message
 from cosmodrome.errors import ConfigError, Refused
 

@@ -12,14 +12,14 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from cosmodrome.client.delivery import Delivery
-from cosmodrome.client.hooks import Hooks, SendContext, SendMode
 from cosmodrome.client.instance import Instance, acquire, release
 from cosmodrome.client.options import ClientOptions
-from cosmodrome.client.packing import Packer
-from cosmodrome.client.sending import Sender
+from cosmodrome.client.send.delivery import Delivery
+from cosmodrome.client.send.hooks import Hooks, SendContext, SendMode
+from cosmodrome.client.send.packing import Packer
+from cosmodrome.client.send.sending import Sender
+from cosmodrome.client.send.window import Window
 from cosmodrome.client.values import Message, ReceivedMessage, SendResult
-from cosmodrome.client.window import Window
 from cosmodrome.env.base import Env
 from cosmodrome.errors import CosmodromeError
 from cosmodrome.layout import NAME_END, PAIR_END

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cosmodrome.client.admin import Admin
-from cosmodrome.client.admin_offsets import NotMoved
-from cosmodrome.client.fleet import Fleet, PartlyFailed
+from cosmodrome.client.operate.admin import Admin
+from cosmodrome.client.operate.fleet import Fleet, PartlyFailed
+from cosmodrome.client.operate.offsets import NotMoved
 from cosmodrome.client.options import ClientOptions
 from cosmodrome.client.values import MessageQueue, NoRoute
 from cosmodrome.errors import ConfigError, Refused

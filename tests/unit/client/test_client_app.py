@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from cosmodrome.client.admin import Admin
 from cosmodrome.client.app import App
-from cosmodrome.client.producer import Producer
+from cosmodrome.client.operate.admin import Admin
+from cosmodrome.client.send.producer import Producer
 from cosmodrome.client.serializers import (
     JSON,
     PROTOBUF,

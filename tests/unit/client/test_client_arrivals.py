@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cosmodrome.client.arrivals import Decoder
-from cosmodrome.client.subscriptions import Subscription
+from cosmodrome.client.receive.arrivals import Decoder
+from cosmodrome.client.receive.subscriptions import Subscription
 from cosmodrome.errors import ProtocolError
 from cosmodrome.layout import SYS_BORN_V6
 from cosmodrome.wire.record import Record, decode_record, encode_record

@@ -10,11 +10,11 @@ from tests.unit.client.conftest import Node
 from tests.unit.client.producer_kit import stored
 
 from cosmodrome.broker.produce import parse_batch
-from cosmodrome.client.batching import encode_batch, item_bytes, split
-from cosmodrome.client.failures import SendFailed
-from cosmodrome.client.hooks import MessageKind, SendContext
-from cosmodrome.client.packing import Packed
-from cosmodrome.client.producer import Producer
+from cosmodrome.client.send.batching import encode_batch, item_bytes, split
+from cosmodrome.client.send.failures import SendFailed
+from cosmodrome.client.send.hooks import MessageKind, SendContext
+from cosmodrome.client.send.packing import Packed
+from cosmodrome.client.send.producer import Producer
 from cosmodrome.client.values import Message, SendResult
 
 

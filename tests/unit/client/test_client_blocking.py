@@ -21,8 +21,8 @@ from cosmodrome.blocking import (
     embedded,
 )
 from cosmodrome.client import portal as portals
-from cosmodrome.client.handlers import RetryLater
-from cosmodrome.client.transactions import TransactionState
+from cosmodrome.client.receive.handlers import RetryLater
+from cosmodrome.client.send.transactions import TransactionState
 from cosmodrome.client.values import Message, MessageQueue, ReceivedMessage
 from cosmodrome.errors import ConfigError, CosmodromeError
 

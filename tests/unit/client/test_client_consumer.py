@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cosmodrome.client.consumer import Consumer
-from cosmodrome.client.consumer_options import ConsumerOptions, ConsumerSettings, Consumption
-from cosmodrome.client.handlers import Reject, RetryLater, level_of
 from cosmodrome.client.instance import Instance
 from cosmodrome.client.options import ClientOptions
+from cosmodrome.client.receive.consumer import Consumer
+from cosmodrome.client.receive.consumer_options import (
+    ConsumerOptions,
+    ConsumerSettings,
+    Consumption,
+)
+from cosmodrome.client.receive.handlers import Reject, RetryLater, level_of
 from cosmodrome.client.values import MessageQueue, ReceivedMessage
 from cosmodrome.errors import ConfigError, Refused
 from cosmodrome.layout import SYS_COMPRESSED, SYS_ZLIB

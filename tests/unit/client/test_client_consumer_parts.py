@@ -11,17 +11,22 @@ from typing import Any
 
 import pytest
 
-from cosmodrome.client.arrivals import Decoder
-from cosmodrome.client.assignment import Assignment
-from cosmodrome.client.consumer_options import ConsumerOptions
-from cosmodrome.client.handlers import Calls, Handler, Reject
-from cosmodrome.client.locking import QueueLocks
 from cosmodrome.client.options import ClientOptions
-from cosmodrome.client.prefetch import LOCK_VALID_S, Window
-from cosmodrome.client.progress import BrokerOffsets, LocalOffsets, broker_address, offsets_path
-from cosmodrome.client.pulling import Puller
-from cosmodrome.client.running import Rates
-from cosmodrome.client.subscriptions import Subscription, check
+from cosmodrome.client.receive.arrivals import Decoder
+from cosmodrome.client.receive.assignment import Assignment
+from cosmodrome.client.receive.consumer_options import ConsumerOptions
+from cosmodrome.client.receive.handlers import Calls, Handler, Reject
+from cosmodrome.client.receive.locking import QueueLocks
+from cosmodrome.client.receive.prefetch import LOCK_VALID_S, Window
+from cosmodrome.client.receive.progress import (
+    BrokerOffsets,
+    LocalOffsets,
+    broker_address,
+    offsets_path,
+)
+from cosmodrome.client.receive.pulling import Puller
+from cosmodrome.client.receive.running import Rates
+from cosmodrome.client.receive.subscriptions import Subscription, check
 from cosmodrome.client.values import MessageQueue, ReceivedMessage
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, ConfigError, Refused, TimedOut, Unreachable

@@ -10,7 +10,8 @@ import pytest
 from tests.unit.client.conftest import Node
 from tests.unit.client.producer_kit import stored
 
-from cosmodrome.client.failures import (
+from cosmodrome.client.options import ClientOptions
+from cosmodrome.client.send.failures import (
     BadMessage,
     BatchFailed,
     Busy,
@@ -18,9 +19,8 @@ from cosmodrome.client.failures import (
     SendFailed,
     SendTimedOut,
 )
-from cosmodrome.client.hooks import MessageKind, SendContext, SendMode
-from cosmodrome.client.options import ClientOptions
-from cosmodrome.client.producer import Producer
+from cosmodrome.client.send.hooks import MessageKind, SendContext, SendMode
+from cosmodrome.client.send.producer import Producer
 from cosmodrome.client.values import Message, MessageQueue, NoRoute, SendStatus
 from cosmodrome.errors import ConfigError, Unreachable
 from cosmodrome.speed import java_hash

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cosmodrome.client.admin import Admin
+from cosmodrome.client.operate.admin import Admin
 from cosmodrome.client.options import ClientOptions
-from cosmodrome.client.pull_consumer import PullConsumer
-from cosmodrome.client.pull_schedule import PullSchedule, Turn
-from cosmodrome.client.queue_reader import PullStatus
+from cosmodrome.client.receive.pull_consumer import PullConsumer
+from cosmodrome.client.receive.pull_schedule import PullSchedule, Turn
+from cosmodrome.client.receive.queue_reader import PullStatus
 from cosmodrome.client.values import MessageQueue, ReceivedMessage
 from cosmodrome.errors import ConfigError, CosmodromeError, Refused
 from cosmodrome.transport.channel import Channel
@@ -206,7 +206,7 @@ async def test_a_pull_at_an_offset_leaves_positions_alone(node: Any) -> None:
 async def test_reading_goes_on_after_the_broker_was_away(
     node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cosmodrome.client.read_ahead.FAILED_PAUSE_S", (0.05, 0.1))
+    monkeypatch.setattr("cosmodrome.client.receive.read_ahead.FAILED_PAUSE_S", (0.05, 0.1))
     await put(node, ["a"])
     async with consumer_of(node) as consumer:
         await consumer.assign([Q0])
@@ -394,7 +394,7 @@ async def test_a_schedule_calls_for_each_queue_and_goes_on_from_commits(node: An
 
 
 async def test_a_turn_that_fails_is_tried_again(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cosmodrome.client.pull_schedule.AFTER_FAILURE_MS", 20)
+    monkeypatch.setattr("cosmodrome.client.receive.pull_schedule.AFTER_FAILURE_MS", 20)
     await put(node, ["a"])
     attempts = 0
 

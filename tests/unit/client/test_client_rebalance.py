@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cosmodrome.client.rebalance import (
+from cosmodrome.client.receive.rebalance import (
     Averagely,
     AveragelyByCircle,
     ByConfig,

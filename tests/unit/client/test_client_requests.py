@@ -8,9 +8,9 @@ import pytest
 from tests.unit.client.conftest import Node
 from tests.unit.client.producer_kit import stored
 
-from cosmodrome.client.failures import BadMessage, RequestTimedOut
 from cosmodrome.client.options import ClientOptions
-from cosmodrome.client.producer import Producer
+from cosmodrome.client.send.failures import BadMessage, RequestTimedOut
+from cosmodrome.client.send.producer import Producer
 from cosmodrome.client.values import Message, ReceivedMessage
 from cosmodrome.wire.record import Record
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cosmodrome.client.consumer_options import ConsumerOptions
-from cosmodrome.client.returns import Returns
+from cosmodrome.client.receive.consumer_options import ConsumerOptions
+from cosmodrome.client.receive.returns import Returns
 from cosmodrome.client.values import MessageQueue, ReceivedMessage
 from cosmodrome.layout import MAGIC_RECORD
 from cosmodrome.wire.commands.produce import SendMessageV2

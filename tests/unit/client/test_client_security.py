@@ -18,7 +18,7 @@ from tests.unit.client.conftest import Node
 from tests.unit.client.producer_kit import stored
 
 from cosmodrome.client.options import ClientOptions, Credentials
-from cosmodrome.client.producer import Producer
+from cosmodrome.client.send.producer import Producer
 from cosmodrome.client.signing import sign
 from cosmodrome.client.values import Message, SendStatus
 from cosmodrome.errors import Unreachable

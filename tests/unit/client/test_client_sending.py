@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from cosmodrome.client.choosing import Chooser
-from cosmodrome.client.delivery import Delivery
-from cosmodrome.client.failures import SendFailed, SendTimedOut
-from cosmodrome.client.faults import AVOID_MS, LATENCY_MS, Faults, avoid_ms
-from cosmodrome.client.hooks import Hooks, MessageKind, SendMode
 from cosmodrome.client.options import ClientOptions
-from cosmodrome.client.packing import Packed
 from cosmodrome.client.routes import Route
-from cosmodrome.client.sending import Sender
+from cosmodrome.client.send.choosing import Chooser
+from cosmodrome.client.send.delivery import Delivery
+from cosmodrome.client.send.failures import SendFailed, SendTimedOut
+from cosmodrome.client.send.faults import AVOID_MS, LATENCY_MS, Faults, avoid_ms
+from cosmodrome.client.send.hooks import Hooks, MessageKind, SendMode
+from cosmodrome.client.send.packing import Packed
+from cosmodrome.client.send.sending import Sender
+from cosmodrome.client.send.window import Window
 from cosmodrome.client.values import Message, MessageQueue, SendResult, SendStatus
-from cosmodrome.client.window import Window
 from cosmodrome.errors import Refused, Unreachable
 from cosmodrome.sim.loop import JumpLoop
 from cosmodrome.wire.bodies import TopicRouteData

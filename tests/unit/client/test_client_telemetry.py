@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import (  # noqa: E4
 )
 from opentelemetry.trace import SpanKind, StatusCode  # noqa: E402
 
-from cosmodrome.client.consumer import Consumer  # noqa: E402
-from cosmodrome.client.producer import Producer  # noqa: E402
+from cosmodrome.client.receive.consumer import Consumer  # noqa: E402
+from cosmodrome.client.send.producer import Producer  # noqa: E402
 from cosmodrome.client.telemetry import Telemetry  # noqa: E402
 from cosmodrome.client.values import Message, MessageQueue, ReceivedMessage  # noqa: E402
 from cosmodrome.errors import ConfigError, CosmodromeError  # noqa: E402

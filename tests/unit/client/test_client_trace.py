@@ -9,11 +9,11 @@ from tests.unit.client.conftest import Node
 from tests.unit.client.producer_kit import stored
 
 from cosmodrome.client import trace as trace_module
-from cosmodrome.client.failures import SendFailed
 from cosmodrome.client.options import ClientOptions
-from cosmodrome.client.producer import Producer
+from cosmodrome.client.send.failures import SendFailed
+from cosmodrome.client.send.producer import Producer
+from cosmodrome.client.send.transactions import TransactionProducer, TransactionState
 from cosmodrome.client.trace import TraceRecorder
-from cosmodrome.client.transactions import TransactionProducer, TransactionState
 from cosmodrome.client.values import Message, ReceivedMessage
 from cosmodrome.env.real import real_env
 from cosmodrome.wire.message import decompress

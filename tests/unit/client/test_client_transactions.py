@@ -10,9 +10,9 @@ import pytest
 from tests.unit.client.conftest import Node
 from tests.unit.client.producer_kit import stored
 
-from cosmodrome.client.failures import BadMessage
 from cosmodrome.client.options import ClientOptions
-from cosmodrome.client.transactions import TransactionProducer, TransactionState
+from cosmodrome.client.send.failures import BadMessage
+from cosmodrome.client.send.transactions import TransactionProducer, TransactionState
 from cosmodrome.client.values import Message, ReceivedMessage
 from cosmodrome.errors import ConfigError
 from cosmodrome.wire.commands.transaction import CheckTransactionState

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cosmodrome.client.window import Window
+from cosmodrome.client.send.window import Window
 from cosmodrome.errors import ConfigError
 
 
