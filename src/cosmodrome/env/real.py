@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
 import random
@@ -188,6 +187,8 @@ class RealDisk:
         return MappedSegment(path, fd, os.fstat(fd).st_size, read_only=read_only)
 
     def lock(self, path: str) -> FileLock:
+        import fcntl  # here, because clients run on systems that do not have it
+
         path = os.path.realpath(path)
         taken = DirectoryInUse(
             f"{os.path.dirname(path)} is in use by another broker; stop that one,"
