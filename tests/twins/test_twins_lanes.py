@@ -503,6 +503,37 @@ async def test_files_roll_within_a_read(tmp_path: Path) -> None:
     await compare(tmp_path, drive, mapped_file_size_commit_log=8192)
 
 
+@pytest.mark.parametrize("cause", ["pool", "trouble"])
+async def test_what_cannot_be_staged_is_not_read_over_and_over(tmp_path: Path, cause: str) -> None:
+    count = 300
+    looked_at = 0
+    data = b"".join(frame(310, opaque, send_fields(), b"x") for opaque in range(1, count + 1))
+
+    async def drive(side: Side) -> None:
+        nonlocal looked_at
+        stage = side.store.stage
+
+        def watched(ready: Any) -> None:
+            nonlocal looked_at
+            looked_at += ready.left
+            stage(ready)
+
+        side.store.stage = watched  # type: ignore[method-assign]
+        log = side.store._log
+        log.trouble = "no room" if cause == "trouble" else None
+        await side.feed(data)
+        log.trouble = None
+        looked_at, before = 0, looked_at
+        await side.feed(frame(310, 1000, send_fields(), b"x"))
+        await side.feed(b"".join(frame(310, 1001 + n, send_fields(), b"x") for n in range(9)))
+        looked_at = before
+
+    _, fast = await compare(tmp_path, drive, transient_store_pool_enable=cause == "pool")
+    assert count < looked_at <= 2 * count
+    # Once the store takes messages again, so does the lane.
+    assert fast.dispatched == count + (10 if cause == "pool" else 0)
+
+
 async def test_plans_follow_the_topics(tmp_path: Path) -> None:
     async def drive(side: Side) -> None:
         topics = side.broker._state[0]

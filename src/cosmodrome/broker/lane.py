@@ -88,6 +88,7 @@ class Lane:
         self._sends: dict[PutStatus, tuple[SendShape, core.Template, core.Template]] = {}
         self._pulls = _templates(_found(*_HOLES), _HOLES)
         self._commits = _templates(Reply(), ())
+        self._stuck = False  # the store did not take all of the last sends
         topics.changed.subscribe(lambda _: self._intake.known.clear())
 
     def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
@@ -130,10 +131,13 @@ class Lane:
         except ValueError:
             return at, core.OTHER  # the peer is gone already
         store_host = self._store_host() if self._produce.takes_plainly else b""
+        # What the store leaves goes frame by frame through the slow lane: if each of them were
+        # looked at together with all that follow it, a buffer would cost its square.
+        limit = min(1, connection.room) if self._stuck else connection.room
         start = at
-        at, what = intake.feed(
-            *(view, at, connection.room, born_host, store_host, self._store.stage)
-        )
+        at, what = intake.feed(*(view, at, limit, born_host, store_host, self._store.stage))
+        if intake.left or at != start:
+            self._stuck = intake.left > 0
         if at == start:
             return at, what
         if intake.saw_binary:
