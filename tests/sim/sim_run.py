@@ -30,7 +30,7 @@ WINDOW_SECONDS = (FLUSH_INTERVAL_MS + 2 * DELAY_MS_MAX + 1) / 1000
 
 
 class Run:
-    def __init__(self, seed: int, lives: int | None = None) -> None:
+    def __init__(self, seed: int, lives: int | None = None, *, index_slots: int = 0) -> None:
         self.chance = chance = random.Random(seed)
         self.loop = JumpLoop()
         self.clock = SimClock(self.loop)
@@ -52,7 +52,7 @@ class Run:
             flush_disk_type="SYNC_FLUSH" if self.synced else "ASYNC_FLUSH",
             mapped_file_size_commit_log=chance.choice((4096, 8192, 20480)),
             mapped_file_size_consume_queue=chance.choice((60, 100, 400)),
-            max_hash_slot_num=chance.choice((3, 20)),
+            max_hash_slot_num=index_slots or chance.choice((3, 20)),
             max_index_num=chance.choice((5, 30, 200)),
             max_message_size=3000,
             flush_interval_commit_log=FLUSH_INTERVAL_MS,
@@ -281,8 +281,8 @@ def quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def run_seed(seed: int) -> Run:
-    run = Run(seed)
+def run_seed(seed: int, *, index_slots: int = 0) -> Run:
+    run = Run(seed, index_slots=index_slots)
     with quiet():
         run.run()
     return run

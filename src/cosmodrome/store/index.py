@@ -26,6 +26,7 @@ from cosmodrome.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_KEY, INDEX_SLOT
 from cosmodrome.store.segment import FileWrite, OpenFiles, holds_nothing, write_files, zero_from
 
 NAME_DIGITS = 17  # yyyyMMddHHmmssSSS
+SALVAGE_MARGIN_MS = 999  # entries know their second, not their millisecond
 TABLE_KEYS_MIN = 1024  # keys between two batches that make a table in memory worth its size
 
 _HEADER_BYTES = INDEX_HEADER.size
@@ -95,8 +96,7 @@ class IndexFile:
         entries_at = _HEADER_BYTES + self.slots * _SLOT_BYTES
         view = self._files.view(self.path)[entries_at + _ENTRY_BYTES :]
         for hashed, log_offset, seconds, previous in INDEX_ENTRY.iter_unpack(view):
-            # Entries know their second, not their millisecond: assume the latest one.
-            entry_ms = self.begin_ms + seconds * 1000 + 999
+            entry_ms = self.begin_ms + seconds * 1000 + SALVAGE_MARGIN_MS  # the latest possible
             slot = hashed % self.slots
             if (
                 number >= self.entries_max
@@ -307,6 +307,11 @@ class Index:
     @property
     def last_ms(self) -> int:
         return self._list[-1].end_ms if self._list else 0
+
+    @property
+    def kept_ms(self) -> int:
+        """No record behind the last indexed one is older; right after `keep_synced`."""
+        return max(0, self.last_ms - SALVAGE_MARGIN_MS)
 
     @property
     def last_offset(self) -> int:

@@ -60,6 +60,7 @@ class Recovery:
         checkpoint: Checkpoint,
         relieve: Callable[[], Awaitable[None]],
         disown: Callable[[], None],
+        disown_index: Callable[[int], None],
         *,
         check_crc: bool,
         read_only: bool,
@@ -74,6 +75,7 @@ class Recovery:
         self._checkpoint = checkpoint
         self._relieve = relieve  # lets derived data in memory reach the disk
         self._disown = disown  # makes the checkpoint vouch for no queue entries
+        self._disown_index = disown_index  # makes it vouch for no index entry from a time on
         self._check_crc = check_crc
         self._read_only = read_only
         self._inventory = inventory  # what the last clean stop left
@@ -87,6 +89,7 @@ class Recovery:
                 self._queues.drop(queue)
             if self._index is not None:
                 self._index.keep_synced(-1)
+                self._disown_index(0)
             return Recovered(0, 0, 0)
         self._log.min_offset = bases[0]
         start = self._clean_start(bases) if clean and not self._queues.damaged else None
@@ -222,6 +225,8 @@ class Recovery:
         if self._index is not None:
             synced_ms = min(self._checkpoint.log_ms, self._checkpoint.index_ms)
             resume = self._index.keep_synced(-1 if self._index_lost else synced_ms)
+            # Synced or not, what is put into new files now looks as old as what was dropped.
+            self._disown_index(self._index.kept_ms)
             start = max(bases[0], min(start, self._log.base_of(resume)))
         return start
 

@@ -384,6 +384,7 @@ class Store:
             load_checkpoint(disk, self._path("checkpoint")),
             _nothing if self._read_only else self._upkeep.relieve,
             self._disown,
+            self._disown_index,
             check_crc=self._options.check_crc_on_recover,
             read_only=self._read_only,
             inventory=load_inventory(disk, self._root),
@@ -407,6 +408,15 @@ class Store:
         if known.queue_ms:
             save_checkpoint(self._env.disk, path, dataclasses.replace(known, queue_ms=0))
         self._mark_running()
+
+    def _disown_index(self, index_ms: int) -> None:
+        """The same for the index, which is being built again from records of `index_ms` on."""
+        if self._read_only:
+            return
+        path = self._path("checkpoint")
+        known = load_checkpoint(self._env.disk, path)
+        if known.index_ms > index_ms:
+            save_checkpoint(self._env.disk, path, dataclasses.replace(known, index_ms=index_ms))
 
     def _mark_running(self) -> None:
         """From here on a start without a stop in between is an abnormal one."""
