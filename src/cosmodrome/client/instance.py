@@ -96,6 +96,7 @@ class Instance:
         self.routes.changed.subscribe(self._route_changed)
         self.producers: dict[str, list[ProducerMember]] = {}
         self.consumers: dict[str, ConsumerMember] = {}
+        self._claimed: set[str] = set()  # groups that have, or will have, a consumer here
         self._users = 0
         self._heartbeat_task: asyncio.Task[None] | None = None
         self._heartbeat_wanted = asyncio.Event()
@@ -206,8 +207,11 @@ class Instance:
             except TimeoutError:
                 pass
             self._heartbeat_wanted.clear()
-            await self.links.drop_others(self._needed_addresses())
-            await self.heartbeat()
+            try:
+                await self.links.drop_others(self._needed_addresses())
+                await self.heartbeat()
+            except Exception:  # a hook of the user's, for one; without heartbeats all would end
+                log.exception("heartbeat failed: client=%s", self.client_id)
 
     def _needed_addresses(self) -> set[str]:
         needed = set(self.routes.name_servers)
@@ -247,7 +251,7 @@ async def acquire(
         (servers, options), []
     )
     for instance in instances:
-        if consumer_group is None or consumer_group not in instance.consumers:
+        if consumer_group is None or consumer_group not in instance._claimed:
             break
     else:
         if instances and options.instance_name != DEFAULT_INSTANCE:
@@ -258,13 +262,17 @@ async def acquire(
         instance = Instance(servers, options, env)
         instances.append(instance)
     instance._users += 1
+    if consumer_group is not None:
+        instance._claimed.add(consumer_group)
     await instance.start()
     return instance
 
 
-async def release(instance: Instance) -> None:
-    """Give an instance back; the last one to do so stops it."""
+async def release(instance: Instance, *, consumer_group: str | None = None) -> None:
+    """Give an instance back, with what it was acquired for; the last one to do so stops it."""
     instance._users -= 1
+    if consumer_group is not None:
+        instance._claimed.discard(consumer_group)
     if instance._users:
         return
     per_loop = _shared.get(asyncio.get_running_loop(), {})

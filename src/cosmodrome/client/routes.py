@@ -15,7 +15,7 @@ from cosmodrome.client.links import Links
 from cosmodrome.client.options import ClientOptions
 from cosmodrome.client.values import MessageQueue, NoRoute
 from cosmodrome.env.signal import Signal
-from cosmodrome.errors import Code, Refused, TimedOut, Unreachable
+from cosmodrome.errors import Code, CosmodromeError, Refused, TimedOut, Unreachable
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import PERM_READ, PERM_WRITE, TopicRouteData
 from cosmodrome.wire.commands.route import GetRouteinfoByTopic
@@ -197,8 +197,10 @@ class Routes:
         except NoRoute:
             # Kept: a broker that restarts is gone for a moment, and its consumers go on.
             log.debug("route not found: topic=%s", topic)
-        except (Unreachable, TimedOut, Refused) as error:
+        except CosmodromeError as error:
             log.warning("routes are not refreshed: topic=%s reason=%s", topic, error)
+        except Exception:  # a hook of the user's, for one; the next refresh may go well
+            log.exception("routes are not refreshed: topic=%s", topic)
 
 
 def _route(topic: str, data: TopicRouteData, *, borrowed: bool = False) -> Route:

@@ -244,14 +244,19 @@ class Assignment:
                 self._open(queue, offset, window.locked_at)
 
     async def moved(self, window: Window, offset: int) -> None:
-        """The broker has nothing at the offset of a window; its last messages end first."""
+        """The broker has nothing at the offset of a window."""
+        if offset > window.next_offset:
+            window.next_offset = offset  # what was pulled before is still to be done
+            return
+        # The queue became shorter, so offsets come again; the last messages end first.
         loop = asyncio.get_running_loop()
         until = loop.time() + MOVED_WAIT_S
         while window.unfinished and not window.dropped and loop.time() < until:
             window.pulled_at = loop.time()
             await window.wait(0.05)
         if self.windows.get(window.queue) is window:
-            await self.restart(window.queue, offset)
+            # Those that did not end are pulled again, as far as they are still there.
+            await self.restart(window.queue, min(offset, window.done_to))
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -17,7 +17,15 @@ from collections import deque
 from typing import cast
 
 from cosmodrome.client.receive.consumer_options import ConsumerOptions, Consumption
-from cosmodrome.client.receive.handlers import Calls, Handler, Listeners, Reject, RetryLater, said
+from cosmodrome.client.receive.handlers import (
+    Calls,
+    Handler,
+    Listeners,
+    Reject,
+    RetryLater,
+    cancelled_within,
+    said,
+)
 from cosmodrome.client.receive.prefetch import Window
 from cosmodrome.client.receive.returns import DEAD_LETTER, FIRST_RETRY_LEVEL, Returns
 from cosmodrome.client.values import ReceivedMessage
@@ -143,6 +151,8 @@ class Concurrent:
                 done.append(message)
             except Exception as error:
                 failures.append((message, error))
+            except asyncio.CancelledError as cancelled:
+                failures.append((message, cancelled_within(cancelled)))
             now = time()
             if now - turn > TURN_S:
                 window.finish(done)
@@ -236,6 +246,7 @@ class Concurrent:
             if not self._in_hand:
                 handed = await self._handed.get()
                 if handed is None:
+                    self._handed.put_nowait(None)  # for others that iterate
                     break
                 window, messages = handed
                 self._in_hand.extend((window, message) for message in messages)
@@ -289,10 +300,12 @@ class Concurrent:
         busy = workers & self._busy
         for task in workers - busy:
             task.cancel()
-        if busy:
-            await asyncio.wait(busy, timeout=timeout_s)
-        for task in workers:
-            task.cancel()
+        try:
+            if busy:
+                await asyncio.wait(busy, timeout=timeout_s)
+        finally:
+            for task in workers:
+                task.cancel()
         for task in workers:
             with contextlib.suppress(asyncio.CancelledError):
                 await task

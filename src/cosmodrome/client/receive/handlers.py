@@ -125,12 +125,7 @@ class Calls:
             if outcome is not None and inspect.isawaitable(outcome):
                 await outcome
         except asyncio.CancelledError as cancelled:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # Not us, but something the handler waited for was cancelled.
-            error = CosmodromeError("the handler was cancelled from within")
-            error.__cause__ = cancelled
+            error = cancelled_within(cancelled)
         except Exception as raised:
             error = raised
         self.end(window, consumption, len(batch), began, error)
@@ -196,6 +191,16 @@ class Calls:
                 result.remark = f"{type(error).__name__}: {error}"
         result.spent_time_mills = int((asyncio.get_running_loop().time() - began) * 1000)
         return bodies.encode(result)
+
+
+def cancelled_within(cancelled: asyncio.CancelledError) -> Exception:
+    """A failure like any other, if not we but something the user waited for was cancelled."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise cancelled
+    error = CosmodromeError("the handler was cancelled from within")
+    error.__cause__ = cancelled
+    return error
 
 
 def said(error: Exception) -> str:

@@ -102,23 +102,31 @@ class Member:
         self.work.end()
         for window in self.assignment.windows.values():
             window.changed()
+        try:
+            try:
+                await self._end_work(timeout_s)
+            finally:
+                # Even if nobody waits any more: a member that stays would keep its queues.
+                await self.assignment.leave_all()
+                await self.instance.remove_consumer(self)
+        finally:
+            await release(self.instance, consumer_group=self.group)
+            if not self.ended.done():
+                self.ended.set_result(None)
+            elif not self.ended.cancelled():
+                self.ended.exception()  # it was logged when it happened
+
+    async def _end_work(self, timeout_s: float) -> None:
         await _cancelled(*self._tasks, *self._pulls.values())
         if isinstance(self.work, Concurrent):
             await self.work.stop(timeout_s)
         # A handler may stop its own consumer; nobody waits for that call.
         runners = set(self._runners.values()) - {asyncio.current_task()}
         if runners:
-            await asyncio.wait(runners, timeout=timeout_s)
-            await _cancelled(*runners)
-        try:
-            await self.assignment.leave_all()
-            await self.instance.remove_consumer(self)
-        finally:
-            await release(self.instance)
-            if not self.ended.done():
-                self.ended.set_result(None)
-            elif not self.ended.cancelled():
-                self.ended.exception()  # it was logged when it happened
+            try:
+                await asyncio.wait(runners, timeout=timeout_s)
+            finally:
+                await _cancelled(*runners)
 
     def decided(self) -> None:
         """There is a new handler, or the user began to iterate."""

@@ -45,7 +45,7 @@ class Ordered:
         self._slots = asyncio.Semaphore(options.concurrency)
         self._hand_out = Handler(self._offer_to_user)
         self._handed: deque[ReceivedMessage] = deque()
-        self._wanted: asyncio.Future[None] | None = None  # somebody waits in `next`
+        self._wanted: asyncio.Future[None] | None = None  # those in `next` wait for it
         self._answers: set[asyncio.Future[int | None]] = set()
         self._closing = False
         self._turn = 0.0
@@ -68,7 +68,8 @@ class Ordered:
             if handler is None:
                 await window.wait(IDLE_S)
                 continue
-            batch = self._take(window)
+            # What a user iterates over is refused one by one.
+            batch = self._take(window, 1 if handler is self._hand_out else self._options.batch)
             while batch and not self._over(window):
                 if not self._may_run(window):
                     await window.wait(UNLOCKED_S)
@@ -94,15 +95,11 @@ class Ordered:
             return self._hand_out
         return found
 
-    def _take(self, window: Window) -> list[ReceivedMessage]:
+    def _take(self, window: Window, count_max: int) -> list[ReceivedMessage]:
         """The next messages, all for the same handler."""
         first = window.waiting.popleft()
         batch = [first]
-        while (
-            window.waiting
-            and len(batch) < self._options.batch
-            and window.waiting[0].topic == first.topic
-        ):
+        while window.waiting and len(batch) < count_max and window.waiting[0].topic == first.topic:
             batch.append(window.waiting.popleft())
         return batch
 
@@ -194,8 +191,9 @@ class Ordered:
         while not self._closing:
             if self._handed:
                 return self._handed.popleft()
-            self._wanted = asyncio.get_running_loop().create_future()
-            await self._wanted
+            if self._wanted is None or self._wanted.done():
+                self._wanted = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._wanted,))
         return None
 
     # --- the end ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os.path
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from msgspec import field
@@ -36,8 +36,11 @@ class Offsets(Protocol):
     async def read(self, queue: MessageQueue) -> int | None:
         """The stored offset; None when there is none. CosmodromeError when nobody knows."""
 
-    async def write(self, offsets: Mapping[MessageQueue, int], *, sure: bool) -> None:
-        """Store them. `sure` waits for answers; failures are logged, the next write repairs."""
+    async def write(
+        self, offsets: Mapping[MessageQueue, int], *, sure: bool
+    ) -> Collection[MessageQueue]:
+        """Store them. `sure` waits for answers. Failures are logged and returned; the next write
+        repairs."""
 
 
 class OffsetFile(Body, kw_only=True):
@@ -69,13 +72,17 @@ class BrokerOffsets:
             raise
         return reply.offset if reply.offset >= 0 else None
 
-    async def write(self, offsets: Mapping[MessageQueue, int], *, sure: bool) -> None:
+    async def write(
+        self, offsets: Mapping[MessageQueue, int], *, sure: bool
+    ) -> Collection[MessageQueue]:
         outcomes = await asyncio.gather(
             *(self._write(queue, offset, sure=sure) for queue, offset in offsets.items()),
             return_exceptions=True,
         )
+        failed = set()
         for queue, outcome in zip(offsets, outcomes, strict=True):
             if isinstance(outcome, CosmodromeError):
+                failed.add(queue)
                 held = self._log_limit.admit("offset not committed")
                 if held is not None:
                     log.warning(
@@ -84,6 +91,7 @@ class BrokerOffsets:
                     )
             elif isinstance(outcome, BaseException):
                 raise outcome
+        return failed
 
     async def _write(self, queue: MessageQueue, offset: int, *, sure: bool) -> None:
         command = UpdateConsumerOffset(
@@ -112,19 +120,23 @@ class LocalOffsets:
             self._table = await self._env.offload(self._load)
         return self._table.get(queue)
 
-    async def write(self, offsets: Mapping[MessageQueue, int], *, sure: bool) -> None:
+    async def write(
+        self, offsets: Mapping[MessageQueue, int], *, sure: bool
+    ) -> Collection[MessageQueue]:
         if self._table is None:
             self._table = await self._env.offload(self._load)
         before = dict(self._table)
         self._table.update(offsets)
         if self._table == before:
-            return
+            return ()
         content = bodies.encode(OffsetFile(offset_table=dict(self._table)), pretty=True)
         try:
             await self._env.offload(lambda: self._save(content))
         except OSError as error:
             self._table = before  # so that the next write tries again
             log.error("offsets not saved: file=%s reason=%s", self.path, error)
+            return offsets.keys()
+        return ()
 
     def _load(self) -> dict[MessageQueue, int]:
         disk = self._env.disk

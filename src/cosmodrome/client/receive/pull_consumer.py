@@ -162,7 +162,7 @@ class PullConsumer:
         finally:
             self._instance = None
             ahead.arrived.set()  # whoever polls now learns that it is over
-            await release(instance)
+            await release(instance, consumer_group=self._group)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -371,9 +371,9 @@ class PullConsumer:
         }
         if not moved:
             return
-        await self._parts()[2].write(moved, sure=sure)
+        failed = await self._parts()[2].write(moved, sure=sure)
         for reading in readings:
-            if reading.queue in moved:
+            if reading.queue in moved and reading.queue not in failed:
                 reading.committed = moved[reading.queue]
 
     async def _commit_forever(self) -> None:

@@ -25,6 +25,7 @@ from typing import Self
 from cosmodrome.client.instance import Instance, acquire, release
 from cosmodrome.client.namespace import unwrap, wrap
 from cosmodrome.client.options import ClientOptions
+from cosmodrome.client.receive.handlers import cancelled_within
 from cosmodrome.client.receive.membership import Membership
 from cosmodrome.client.receive.progress import BrokerOffsets
 from cosmodrome.client.receive.queue_reader import Moment, Pulled, QueueReader
@@ -135,7 +136,7 @@ class PullSchedule:
             await self._end(set(self._tasks))
             await self._membership.leave()
         finally:
-            await release(instance)
+            await release(instance, consumer_group=self._group)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -186,6 +187,9 @@ class PullSchedule:
                     delay_ms = turn.next_in_ms
             except Exception:
                 log.exception("a turn failed: group=%s queue=%s", self._group, queue)
+            except asyncio.CancelledError as cancelled:
+                error = cancelled_within(cancelled)
+                log.error("a turn failed: group=%s queue=%s reason=%s", self._group, queue, error)
             await asyncio.sleep(max(0, delay_ms) / 1000)
 
     async def _turn(self, queue: MessageQueue) -> Turn:

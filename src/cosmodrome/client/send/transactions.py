@@ -225,6 +225,12 @@ async def _decided(
             state = await state
     except Exception as error:
         return TransactionState.UNKNOWN, error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # Not we, but something that the function waited for.
+        return TransactionState.UNKNOWN, CosmodromeError("it was cancelled from within")
     if not isinstance(state, TransactionState):
         return TransactionState.UNKNOWN, TypeError(
             f"{function!r} answered {state!r} instead of a TransactionState"
