@@ -21,7 +21,7 @@ from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.transport.connection import SocketConnection
-from cosmodrome.wire.bodies import TopicConfig
+from cosmodrome.wire.bodies import SubscriptionGroupConfig, TopicConfig
 from cosmodrome.wire.message import pack_host
 
 if not speed.HAS_LANE:
@@ -534,6 +534,18 @@ async def test_what_cannot_be_staged_is_not_read_over_and_over(tmp_path: Path, c
     assert fast.dispatched == count + (10 if cause == "pool" else 0)
 
 
+def codes_of(side: Side) -> dict[int, int]:
+    """The codes of the replies by opaque."""
+    codes = {}
+    for opaque, reply in side.replies().items():
+        word = int.from_bytes(reply[4:8], "big")
+        if word >> 24:
+            (codes[opaque],) = struct.unpack_from(">h", reply, 8)
+        else:
+            codes[opaque] = json.loads(reply[8 : 8 + word])["code"]
+    return codes
+
+
 async def test_plans_follow_the_topics(tmp_path: Path) -> None:
     async def drive(side: Side) -> None:
         topics = side.broker._state[0]
@@ -546,8 +558,7 @@ async def test_plans_follow_the_topics(tmp_path: Path) -> None:
         await side.feed(frame(310, 4, send_fields(e="3"), b"x"))
 
     slow, _ = await compare(tmp_path, drive)
-    codes = [json.loads(slow.replies()[n][8:])["code"] for n in (1, 2, 3, 4)]
-    assert codes == [0, 1, 17, 0]
+    assert [codes_of(slow)[opaque] for opaque in (1, 2, 3, 4)] == [0, 1, 17, 0]
 
 
 async def test_settings_and_load_that_change(tmp_path: Path) -> None:
@@ -581,6 +592,104 @@ async def test_settings_and_load_that_change(tmp_path: Path) -> None:
     assert b"Ordered is an order topic" in slow.replies()[3]
     assert b"OVERLOAD" in slow.replies()[6]
     assert slow.dispatched == 8 and fast.dispatched == 5
+
+
+def plain_pull(opaque: int) -> bytes:
+    fields = {
+        "consumerGroup": "group",
+        "topic": "Plain",
+        "queueId": "1",
+        "queueOffset": "0",
+        "maxMsgNums": "32",
+        "sysFlag": "5",
+        "commitOffset": "1",
+        "suspendTimeoutMillis": "0",
+        "subscription": "*",
+        "subVersion": "0",
+        "expressionType": "TAG",
+    }
+    return frame(11, opaque, fields, style=opaque % 2 * 4)
+
+
+async def test_pulls_follow_groups_and_topics(tmp_path: Path) -> None:
+    async def drive(side: Side) -> None:
+        consume = side.router._handlers[11][1].__self__
+        topics, groups, options = consume._topics, consume._groups, consume._options
+        group = SubscriptionGroupConfig(group_name="group")
+        groups.put(group)
+        await side.feed(frame(310, 1, send_fields(), b"x"))
+
+        async def pull(opaque: int, **topic: Any) -> None:
+            if topic:
+                queues = {"read_queue_nums": 4, "write_queue_nums": 4}
+                topics.put(TopicConfig(topic_name="Plain", **{**queues, **topic}))
+            await side.feed(plain_pull(opaque))
+
+        await pull(2)
+        groups.put(msgspec.structs.replace(group, consume_enable=False))
+        await pull(3)
+        groups.put(group)
+        await pull(4)
+        await pull(5, perm=2)
+        await pull(6, perm=6, read_queue_nums=1)
+        await pull(7, perm=4)
+        msgspec.structs.force_setattr(options, "broker_permission", 2)
+        await pull(8)
+        msgspec.structs.force_setattr(options, "broker_permission", 6)
+        topics.delete("Plain")
+        await pull(9)
+
+    slow, fast = await compare(tmp_path, drive)
+    codes = [codes_of(slow)[opaque] for opaque in range(2, 10)]
+    assert codes == [0, 16, 0, 16, 1, 0, 16, 17]
+    assert slow.dispatched - fast.dispatched == 1 + codes.count(0)
+
+
+async def test_a_read_that_fails_is_answered(tmp_path: Path) -> None:
+    async def drive(side: Side) -> None:
+        consume = side.router._handlers[11][1].__self__
+        await side.feed(frame(310, 1, send_fields(), b"x"))
+        read = consume._store.read
+
+        def fail(*_: Any, **__: Any) -> Any:
+            raise OSError(5, "Input/output error")
+
+        consume._store.read = fail
+        await side.feed(plain_pull(2))
+        consume._store.read = read
+        await side.feed(plain_pull(3))
+        assert not side.wire.ended
+
+    slow, _ = await compare(tmp_path, drive)
+    assert codes_of(slow)[2] == 1 and codes_of(slow)[3] == 0
+
+
+async def test_what_a_send_may_not_do_is_refused_in_both(tmp_path: Path) -> None:
+    async def drive(side: Side) -> None:
+        produce = side.router._handlers[310][1].__self__
+        half = send_fields(i="TRAN_MSG\x01true\x02PGROUP\x01g", f="4")
+        await side.feed(frame(310, 1, half, b"half"))
+        msgspec.structs.force_setattr(produce._options, "reject_transaction_message", True)
+        await side.feed(frame(310, 2, half, b"half"))
+        await side.feed(frame(310, 3, send_fields(), b"x" * 1000))
+        await side.feed(frame(310, 4, send_fields(), b"x" * 1001))
+        await side.feed(frame(320, 5, send_fields(), item(b"x" * 500) * 2))
+        msgspec.structs.force_setattr(side.store._options, "broker_role", "SLAVE")
+        await side.feed(frame(310, 6, send_fields(), b"x"))
+        msgspec.structs.force_setattr(side.store._options, "broker_role", "ASYNC_MASTER")
+        await side.feed(frame(310, 7, send_fields(), b"x"))
+        side.store._state, before = "stopping", side.store._state
+        await side.feed(frame(310, 8, send_fields(), b"x"))
+        side.store._state = before
+        await side.feed(frame(310, 9, send_fields(), b"x"))
+        await side.answered()
+        side.connection.refuse_requests("This broker is stopping.")
+        await side.feed(frame(310, 10, send_fields(), b"x") + plain_pull(11))
+
+    slow, fast = await compare(tmp_path, drive, max_message_size=1000)
+    codes = [codes_of(slow)[opaque] for opaque in range(1, 12)]
+    assert codes == [0, 16, 0, 13, 13, 14, 0, 14, 0, 14, 14]
+    assert slow.dispatched - fast.dispatched == 3
 
 
 async def test_a_tag_subscription_of_a_heartbeat(tmp_path: Path) -> None:

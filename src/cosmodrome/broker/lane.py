@@ -190,21 +190,23 @@ class Lane:
         version, text, kind = asked[12:]
         if oneway:
             return 0
-        found = self._consume.at_once(
-            PullMessage(
-                consumer_group=group,
-                topic=topic,
-                queue_id=queue_id,
-                queue_offset=offset,
-                max_msg_nums=count,
-                sys_flag=flags,
-                commit_offset=commit,
-                suspend_timeout_millis=wait_ms,
-                subscription=text,
-                sub_version=version,
-                expression_type=kind,
-            )
+        ask = PullMessage(
+            consumer_group=group,
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=offset,
+            max_msg_nums=count,
+            sys_flag=flags,
+            commit_offset=commit,
+            suspend_timeout_millis=wait_ms,
+            subscription=text,
+            sub_version=version,
+            expression_type=kind,
         )
+        try:
+            found = self._consume.at_once(ask)
+        except Exception:
+            return 0  # it will fail there too, where it is logged and answered
         if found is None:
             return 0
         broker_id, batch = found
