@@ -83,6 +83,7 @@ class App:
         self._env = env or real_env()
         self._groups: dict[str, _Group] = {}
         self._producer: Producer | None = None
+        self._consumers: list[Consumer] = []
         self._stop: asyncio.Event | None = None
 
     def consumer(
@@ -148,7 +149,7 @@ class App:
             )
             await stack.enter_async_context(producer)
             self._producer = producer
-            stack.callback(self._forget_producer)
+            stack.callback(self._forget)
             if self._lifespan is not None:
                 await stack.enter_async_context(self._lifespan(self))
             for name, group in self._groups.items():
@@ -156,6 +157,7 @@ class App:
                     self._namesrv, group=name, client=self._client, env=self._env, **group.options
                 )
                 await stack.enter_async_context(consumer)
+                self._consumers.append(consumer)
                 for route in group.routes:
                     await consumer.subscribe(
                         route.topic, tags=route.tags, sql=route.sql, handler=self._bound(route)
@@ -172,12 +174,25 @@ class App:
         try:
             async with self.running():
                 log.info("running: groups=%s", ",".join(self._groups))
-                await stop.wait()
+                await self._until(stop)
                 log.info("stopping")
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
             self._stop = None
+
+    async def _until(self, stop: asyncio.Event) -> None:
+        """Until it is set, or a consumer fails: half an app is worse than one that says why."""
+        waiting: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait())]
+        waiting += [asyncio.ensure_future(consumer.run()) for consumer in self._consumers]
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
 
     def stop(self) -> None:
         """Let `run` end."""
@@ -188,8 +203,9 @@ class App:
         """Run in an event loop of its own, as a program does."""
         asyncio.run(self.run())
 
-    def _forget_producer(self) -> None:
+    def _forget(self) -> None:
         self._producer = None
+        self._consumers.clear()
 
     def _bound(self, route: _Route) -> Callable[[ReceivedMessage], Any]:
         async def call(message: ReceivedMessage) -> None:

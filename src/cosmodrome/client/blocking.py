@@ -125,7 +125,7 @@ class _Sends(_Face[Any]):
         selector: Selector | None = None,
     ) -> Future[SendResult]:
         """Send without waiting for the acknowledgement; waits while `in_flight_max` messages are
-        not acknowledged."""
+        not acknowledged. In a callback of a future, which cannot wait, it raises Busy."""
         portal = self._open()
 
         async def submitted() -> SendResult:
@@ -139,7 +139,14 @@ class _Sends(_Face[Any]):
                     continue
                 return await future
 
-        self._slots.take()
+        if not portal.is_here:
+            self._slots.take()
+        elif not self._slots.take_now():
+            # A callback of another future: room is made by the very thread that it runs in.
+            raise Busy(
+                "a callback cannot wait until fewer messages are on their way;"
+                " submit from a thread of your own, or raise in_flight_max"
+            )
         try:
             future = portal.spawn(submitted())
         except BaseException:

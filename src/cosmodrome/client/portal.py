@@ -53,6 +53,11 @@ class Portal:
         self._loop.call_soon_threadsafe(self._stop.set)
         thread.join(STOP_TIMEOUT_S)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is in the loop's own thread, which must not wait."""
+        return threading.current_thread() is self._thread
+
     def spawn(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run it in the loop; cancelling the future cancels it."""
         try:
@@ -64,7 +69,7 @@ class Portal:
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it in the loop and wait for it."""
-        if threading.current_thread() is self._thread:
+        if self.is_here:
             work.close()
             raise ConfigError(
                 "a blocking call inside of the event loop would wait for itself;"
@@ -165,6 +170,10 @@ class Slots:
 
     def take(self) -> None:
         self._semaphore.acquire()
+
+    def take_now(self) -> bool:
+        """False when there is no room."""
+        return self._semaphore.acquire(blocking=False)
 
     def give_back(self, _: object = None) -> None:
         self._semaphore.release()
