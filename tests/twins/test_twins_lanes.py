@@ -692,6 +692,19 @@ async def test_what_a_send_may_not_do_is_refused_in_both(tmp_path: Path) -> None
     assert slow.dispatched - fast.dispatched == 3
 
 
+async def test_a_batch_cannot_grow_without_bounds(tmp_path: Path) -> None:
+    async def drive(side: Side) -> None:
+        small = item(b"", "") * 40
+        await side.feed(frame(320, 1, send_fields(), small))
+        await side.feed(frame(320, 2, send_fields(i="x\x01" + "y" * 300), small))
+        await side.feed(frame(320, 3, send_fields(i="x\x01" + "y" * 500), small))
+
+    slow, fast = await compare(tmp_path, drive, max_message_size=1000)
+    assert [codes_of(slow)[opaque] for opaque in (1, 2, 3)] == [0, 0, 13]
+    assert b"16 times maxMessageSize" in slow.replies()[3]
+    assert fast.dispatched < slow.dispatched
+
+
 async def test_a_tag_subscription_of_a_heartbeat(tmp_path: Path) -> None:
     body = {
         "clientID": "c@1",

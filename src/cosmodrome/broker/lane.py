@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 
 from cosmodrome.broker.consume import Consume
 from cosmodrome.broker.offsets import Offsets
-from cosmodrome.broker.produce import MULTI_TAG, Produce, packed_host
+from cosmodrome.broker.produce import BATCH_GROWTH_MAX, MULTI_TAG, Produce, packed_host
 from cosmodrome.broker.put_times import PutTimes
 from cosmodrome.broker.topics import Topics
 from cosmodrome.env.options import BrokerOptions
@@ -83,7 +83,7 @@ class Lane:
         self._store_host = store_host
         self._intake = core.Intake(
             *(self._plan, options.broker_cluster_name, body_bytes_max),
-            segment_bytes - BLANK_BYTES,
+            min(segment_bytes - BLANK_BYTES, BATCH_GROWTH_MAX * body_bytes_max),
         )
         self._sends: dict[PutStatus, tuple[SendShape, core.Template, core.Template]] = {}
         self._pulls = _templates(_found(*_HOLES), _HOLES)

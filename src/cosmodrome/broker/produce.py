@@ -79,6 +79,8 @@ MULTI_TAG = "MULTI_TAG"
 UNIT_FLAG = 1
 UNIT_SUBSCRIPTION_FLAG = 2
 DLQ_QUEUES = 1
+# Each message of a batch gets the properties of the batch, so a small request could fill the log.
+BATCH_GROWTH_MAX = 16
 TIMER = "TIMER_"  # how the properties begin that ask for a delivery time
 
 
@@ -327,6 +329,7 @@ class Produce:
         shared[CLUSTER] = self._options.broker_cluster_name
         shared_text = format_properties(shared)
         drafts = []
+        left_bytes = BATCH_GROWTH_MAX * self._body_bytes_max
         for number, item in enumerate(parse_batch(self._checked_body(ask.body))):
             draft = self._draft(ask, call, topic, queue_id)
             draft.flag = item.flag
@@ -335,6 +338,14 @@ class Produce:
                 _joined(item.properties, shared_text), f"Batch item {number}: its properties have"
             )
             drafts.append(draft)
+            left_bytes -= len(draft.body) + len(draft.properties)
+            if left_bytes < 0:
+                raise Refused(
+                    Code.MESSAGE_ILLEGAL,
+                    f"With the properties of the batch its messages have more than"
+                    f" {BATCH_GROWTH_MAX} times maxMessageSize {self._body_bytes_max} bytes; send"
+                    " fewer at once, or move shared properties into the bodies.",
+                )
         if not drafts:
             raise Refused(Code.MESSAGE_ILLEGAL, "The batch holds no message; send at least one.")
         stored = self._store.append_batch(drafts)
