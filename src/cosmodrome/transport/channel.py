@@ -49,7 +49,7 @@ class Channel:
         self._connect_timeout_ms = connect_timeout_ms
         self._router = router or Router(CLIENT, (), partial=True)
         # `call` is bounded by its slots; users of `live` bring bounds of their own.
-        self._limits = Limits(idle_s=idle_s, calls_max=WAITERS_MAX)
+        self._limits = Limits(idle_s=idle_s, calls_max=WAITERS_MAX, reads_always=True)
         self._slots = asyncio.Semaphore(in_flight_max)
         self._connection: SocketConnection | None = None
         self._connecting: asyncio.Task[SocketConnection] | None = None

@@ -7,7 +7,9 @@ requests costs one read and one write. Where there is a lane, it is offered what
 the frames that it does not take go to the session in their order. Invariants:
 
 - serving and reading pause while too many requests are unanswered or while the peer does not
-  take what was written; what waits to be written never exceeds `Limits.queued_bytes_max`;
+  take what was written; what waits to be written never exceeds `Limits.queued_bytes_max`. The side
+  that asks (`Limits.reads_always`) does not pause for the latter: two sides that each wait for
+  the other to read would wait forever;
 - half frames and answers that peers do not take are counted with the owner, whose limit covers
   all its connections: the one that would exceed it is cut;
 - a connection without progress in either direction, or with a half frame that stays half, is
@@ -20,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -38,6 +41,10 @@ MIB = 1024 * 1024
 CLOSE_TIMEOUT_S = 5.0  # for the peer to take the last bytes before the socket is cut
 TICKS_PER_IDLE = 4
 SNIFF_BYTES = 4
+# A timer this late means that the whole process stood still. Timers run before sockets are read,
+# so answers that came meanwhile get this much time to be seen.
+STOOD_STILL_S = 0.1
+CATCH_UP_S = 0.05
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,6 +54,7 @@ class Limits:
     calls_max: int = 1024  # our requests that the peer has not answered yet
     queued_bytes_high: int = MIB  # serving and reading pause above this
     queued_bytes_max: int = 64 * MIB  # the connection is cut above this
+    reads_always: bool = False  # also while the peer does not take what was written
 
 
 class Owner(Protocol):
@@ -190,7 +198,8 @@ class SocketConnection(asyncio.BufferedProtocol):
         opaque, data = self._session.request(command, answered)
         self._send(data)
         # A bare timer: every pull is such a call, and `asyncio.timeout` costs far more.
-        timer = self._loop.call_later(timeout_ms / 1000, _give_up, answered)
+        due = self._loop.time() + timeout_ms / 1000
+        timer = self._loop.call_at(due, _give_up, self._loop, answered, due)
         try:
             frame = await answered
         except TimeoutError:
@@ -441,7 +450,7 @@ class SocketConnection(asyncio.BufferedProtocol):
         """Serve the requests that were read, as far as the limits allow; read on after that."""
         self._serve_scheduled = False
         while self._waiting and not self.closed:
-            if self._writing_paused or self._in_flight >= self._limits.in_flight_max:
+            if not self._serves:
                 self._read_on(False)
                 return
             frame = self._waiting.popleft()
@@ -450,7 +459,13 @@ class SocketConnection(asyncio.BufferedProtocol):
                 self._refuse(frame)
             else:
                 self._router.dispatch(frame, self)
-        self._read_on(not self._writing_paused and self._in_flight < self._limits.in_flight_max)
+        self._read_on(self._serves)
+
+    @property
+    def _serves(self) -> bool:
+        if self._writing_paused and not self._limits.reads_always:
+            return False
+        return self._in_flight < self._limits.in_flight_max
 
     def _read_on(self, go: bool) -> None:
         if go is not self._reading_paused or self.closed or self._transport is None:
@@ -585,8 +600,12 @@ def _said(command: Command[Any]) -> str:
     return f"{command.name} ({command.request_code})"
 
 
-def _give_up(answered: asyncio.Future[Frame]) -> None:
-    if not answered.done():
+def _give_up(loop: asyncio.AbstractEventLoop, answered: asyncio.Future[Frame], due: float) -> None:
+    if answered.done():
+        return
+    if loop.time() - due > STOOD_STILL_S:
+        loop.call_later(CATCH_UP_S, _give_up, loop, answered, math.inf)
+    else:
         answered.set_exception(TimeoutError())
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import uvloop
 from tests.unit.client.conftest import Node
 from tests.unit.client.producer_kit import stored
 
+from cosmodrome import blocking
 from cosmodrome.client.options import ClientOptions
 from cosmodrome.client.send.failures import (
     BadMessage,
@@ -490,3 +494,22 @@ async def test_a_batch_waits_for_room_between_its_parts(node: Node) -> None:
         sender._window.give(3, 0)
     assert [type(result) for result in raised.value.results] == [SendTimedOut] * 9
     assert "9 of 9 messages were not sent" in str(raised.value)
+
+
+def test_answers_that_came_while_the_process_stood_still_count() -> None:
+    async def scenario(namesrv: str) -> None:
+        loop = asyncio.get_running_loop()
+        async with Producer(namesrv, group="orders-p", retries=0) as sender:
+            await sender.send(Message("orders", b"first"), timeout_ms=20_000)
+            out = [sender.submit(Message("orders", b"x"), timeout_ms=200) for _ in range(50)]
+            await asyncio.sleep(0)  # they leave
+            stands_still, ring = socket.socketpair()
+            with stands_still, ring:
+                loop.add_reader(stands_still, lambda: time.sleep(1.5) or stands_still.recv(1))
+                ring.send(b"x")
+                results = await asyncio.gather(*out)
+                loop.remove_reader(stands_still)
+        assert {result.status for result in results} == {SendStatus.OK}
+
+    with blocking.embedded() as node:
+        uvloop.run(scenario(node.namesrv))  # timers run before the sockets are looked at again

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -235,3 +238,75 @@ async def test_a_request_begun_on_the_live_connection_settles_its_waiter() -> No
         assert (await peer.call(GetMaxOffset(topic="T", queue_id=6))).offset == 6
         assert not withdrawn.done()
     assert peer.live is None
+
+
+async def test_answers_are_read_while_the_peer_takes_nothing() -> None:
+    # Both sides would wait for the other to read, until the connection is idle for too long.
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):
+            await read_frame(reader)
+        asked.set()
+        for opaque in (1, 2):
+            await go_on.wait()
+            go_on.clear()
+            writer.write(frame(0, opaque, {"offset": "7"}, flag=1))
+        await go_on.wait()
+        writer.transport.abort()
+        writer.close()
+
+    async with listening(talk) as port, channel(port) as peer:
+        await peer.connect()
+        connection = peer.live
+        assert connection is not None
+        fields = {"topic": "T", "queueId": "0"}
+        loop = asyncio.get_running_loop()
+        answers = [loop.create_future() for _ in range(2)]
+        for answer in answers:
+            connection.begin(GetMaxOffset.request_code, fields, b"", answer)
+        await asked.wait()
+        unread = loop.create_future()
+        while not connection.congested:
+            connection.begin(GetMaxOffset.request_code, fields, bytes(1 << 20), unread)
+            await asyncio.sleep(0)
+        for answer in answers:
+            go_on.set()
+            async with asyncio.timeout(10):
+                assert (await answer).ext["offset"] == "7"
+        assert connection.congested
+        go_on.set()
+        with pytest.raises(Unreachable):
+            await unread
+
+
+def test_an_answer_that_came_while_the_process_stood_still_counts() -> None:
+    listener = socket.create_server((HOST, 0))
+
+    def answer() -> None:
+        peer, _ = listener.accept()
+        with peer, peer.makefile("rb") as stream:
+            (length,) = struct.unpack(">I", stream.read(4))
+            stream.read(length)
+            time.sleep(0.3)
+            peer.sendall(frame(0, 1, {"offset": "9"}, flag=1))
+            stream.read()
+
+    async def scenario() -> int:
+        loop = asyncio.get_running_loop()
+        async with channel(listener.getsockname()[1]) as peer:
+            await peer.connect()
+            stands_still, ring = socket.socketpair()
+            with stands_still, ring:
+                loop.add_reader(stands_still, lambda: time.sleep(1.0) or stands_still.recv(1))
+                loop.call_later(0.01, ring.send, b"x")
+                ask = GetMaxOffset(topic="T", queue_id=0)
+                offset = (await peer.call(ask, timeout_ms=200)).offset
+                loop.remove_reader(stands_still)
+                return offset
+
+    with listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert uvloop.run(scenario()) == 9  # timers run before sockets are looked at again
+        thread.join(10)

@@ -38,7 +38,7 @@ from cosmodrome.errors import (
     TimedOut,
     Unreachable,
 )
-from cosmodrome.transport.connection import SocketConnection
+from cosmodrome.transport.connection import CATCH_UP_S, STOOD_STILL_S, SocketConnection
 from cosmodrome.wire.commands.produce import SendMessageV2
 from cosmodrome.wire.frame import Frame, Prepared, prepare_json
 from cosmodrome.wire.message import MAX_RECONSUME_TIMES, RECONSUME_TIME, parse_properties
@@ -438,10 +438,15 @@ class Sender:
         self._sweep_at = max(when, self._loop.time() + SWEEP_MIN_S)
         self._sweep_timer = self._loop.call_at(self._sweep_at, self._sweep)
 
-    def _sweep(self) -> None:
+    def _sweep(self, caught_up: bool = False) -> None:
         self._sweep_timer = None
         # A timer may fire a little before its time.
         now = max(self._sweep_at, self._loop.time())
+        if now - self._sweep_at > STOOD_STILL_S and not caught_up:
+            # A whole window would time out although its answers may be there already.
+            self._sweep_at = now + CATCH_UP_S
+            self._sweep_timer = self._loop.call_at(self._sweep_at, self._sweep, True)
+            return
         self._sweep_at = math.inf
         earliest = math.inf
         for delivery in list(self._out):
