@@ -63,21 +63,26 @@ class Window:
         return self.locked_at is not None and now - self.locked_at < LOCK_VALID_S
 
     def add(self, messages: Iterable[ReceivedMessage]) -> None:
+        unfinished, size = self.unfinished, 0
         for message in messages:
-            self.unfinished[message.queue_offset] = message
-            self.bytes += message.size
+            unfinished[message.queue_offset] = message
+            size += message.size
+        self.bytes += size
 
     def finish(self, messages: Iterable[ReceivedMessage]) -> None:
         """Done, each once: one that was given back meanwhile is not done a second time."""
         unfinished, started = self.unfinished, self.started
+        count = size = 0
         for message in messages:
             offset = message.queue_offset
             if unfinished.get(offset) is message:
                 del unfinished[offset]
-                self.bytes -= message.size
-                self.finished += 1
+                size += message.size
+                count += 1
             if started:
                 started.pop(offset, None)
+        self.bytes -= size
+        self.finished += count
         if self.why_full:
             self.changed()
 

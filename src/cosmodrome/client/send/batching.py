@@ -12,6 +12,7 @@ turn: a lone message never waits, and the busier the producer, the fuller its ba
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -117,8 +118,8 @@ class BatchDelivery(Delivery):
         first = int(ext["queueOffset"])
         region = ext.get("MSG_REGION")
         return [
-            SendResult(status, packed.msg_id, queue, first + number, ids[number], region=region)
-            for number, packed in enumerate(self._members)
+            SendResult(status, packed.msg_id, queue, offset, msg_id, None, None, region)
+            for packed, offset, msg_id in zip(self._members, itertools.count(first), ids)
         ]
 
     def succeed(self, results: Sequence[SendResult]) -> None:

@@ -240,14 +240,19 @@ class Producer:
         packed = self._packer.pack(message, plain=self._gathers(message))
         fixed = None if queue is None else self._full_queue(packed, queue)
         window.take(1, len(packed.body))
-        future: asyncio.Future[SendResult] = self._loop.create_future()
-        self._post(packed, future, self._deadline(timeout_ms), fixed, selector, SendMode.ASYNC)
+        loop = self._loop
+        future: asyncio.Future[SendResult] = loop.create_future()
+        chosen_ms = self.send_timeout_ms if timeout_ms is None else timeout_ms
+        deadline = loop.time() + chosen_ms / 1000
+        self._post(packed, future, deadline, fixed, selector, SendMode.ASYNC)
         return future
 
     async def ready(self) -> None:
         """Return when the window has room."""
-        self._live()
-        await self._window.wait()
+        if not self._running:
+            self._live()
+        if self._window.full:
+            await self._window.wait()
 
     async def send_oneway(
         self,
