@@ -32,7 +32,7 @@ faults: $(VENV)/.dev ## the long form: 50 kills per mode, 20 power cuts, damaged
 	  -o timeout=1200 $(ARGS)
 
 oracle: $(VENV)/.dev ## unmodified Java, Go, C++ and Node clients against this node
-	$(BIN)/python -m pytest tests/oracle -q $(ARGS)
+	$(BIN)/python -m pytest tests/oracle -n 2 --dist loadfile -q $(ARGS)
 
 bench: $(VENV)/.dev ## a first measurement, the Java broker beside it
 	$(BIN)/python -m bench.run $(ARGS)
