@@ -139,10 +139,13 @@ def consume(
 @click.command()
 @click.argument("topic")
 @_filters
+@click.option("--timeout", type=float, help="Stop when nothing came for so many seconds.")
 @click.option("-o", "output", type=click.Choice(FORMS), default="table", show_default=True)
-def tail(topic: str, namesrv: str, tag: str | None, sql: str | None, output: str) -> None:
+def tail(
+    topic: str, namesrv: str, tag: str | None, sql: str | None, timeout: float | None, output: str
+) -> None:
     """Print messages of TOPIC as they arrive, until Ctrl-C. Nothing is remembered."""
-    messages = _all(namesrv, topic, Start("end"), tag, sql, None)
+    messages = _all(namesrv, topic, Start("end"), tag, sql, timeout)
     run(_print(messages, output, None, quiet=True))
 
 

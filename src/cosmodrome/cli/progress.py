@@ -26,8 +26,9 @@ class Progress:
     def elapsed_s(self) -> float:
         return max(asyncio.get_running_loop().time() - self._started, 1e-9)
 
-    def summary(self, noun: str = "messages") -> str:
+    def summary(self) -> str:
         rate = self.done / self.elapsed_s
+        noun = "message" if self.done == 1 else "messages"
         return f"{self._verb} {self.done:,} {noun} in {self.elapsed_s:.2f} s ({rate:,.0f}/s)"
 
     async def __aenter__(self) -> Progress:
