@@ -13,7 +13,8 @@ import ssl
 from typing import Any
 
 from cosmodrome.errors import TimedOut, Unreachable
-from cosmodrome.transport.connection import Limits, SocketConnection
+from cosmodrome.transport.connection import SocketConnection
+from cosmodrome.transport.parties import Limits
 from cosmodrome.transport.router import LogLimit, Router
 from cosmodrome.wire.session import WAITERS_MAX, Prepare
 from cosmodrome.wire.table import CLIENT, Command, R

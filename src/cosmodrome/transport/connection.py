@@ -20,16 +20,16 @@ the frames that it does not take go to the session in their order. Invariants:
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import math
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from cosmodrome.errors import Code, ProtocolError, Refused, TimedOut, Unreachable
-from cosmodrome.transport.router import LogLimit, Router, error_frame
+from cosmodrome.transport.parties import Lane, Limits, Owner
+from cosmodrome.transport.router import Router, error_frame
 from cosmodrome.wire import table
 from cosmodrome.wire.frame import Frame, Prepared, encode, frame_end, sniff
 from cosmodrome.wire.session import Prepare, Session, Waiter
@@ -37,7 +37,6 @@ from cosmodrome.wire.table import Command, R
 
 log = logging.getLogger(__name__)
 
-MIB = 1024 * 1024
 CLOSE_TIMEOUT_S = 5.0  # for the peer to take the last bytes before the socket is cut
 TICKS_PER_IDLE = 4
 SNIFF_BYTES = 4
@@ -45,43 +44,6 @@ SNIFF_BYTES = 4
 # so answers that came meanwhile get this much time to be seen.
 STOOD_STILL_S = 0.1
 CATCH_UP_S = 0.05
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Limits:
-    idle_s: float = 120.0
-    in_flight_max: int = 16_384  # requests of the peer that are not answered yet
-    calls_max: int = 1024  # our requests that the peer has not answered yet
-    queued_bytes_high: int = MIB  # serving and reading pause above this
-    queued_bytes_max: int = 64 * MIB  # the connection is cut above this
-    reads_always: bool = False  # also while the peer does not take what was written
-
-
-class Owner(Protocol):
-    """Whoever made the connection."""
-
-    log_limit: LogLimit
-
-    def connection_opened(self, connection: SocketConnection) -> bool:
-        """Whether to keep it; a connection that is not kept is cut without further calls."""
-
-    def stray(self, kind: str) -> tuple[str, bytes]:
-        """For a peer that speaks `kind` instead of frames: why it is closed, last words."""
-
-    def holds(self, more_bytes: int) -> bool:
-        """Count bytes that wait for a peer (negative: no longer); false when they are too many."""
-
-    def connection_quiet(self, connection: SocketConnection) -> None:
-        """It refuses requests and has answered all that it took before."""
-
-    def connection_lost(self, connection: SocketConnection) -> None: ...
-
-
-class Lane(Protocol):
-    """Serves plain requests straight from the bytes that were read."""
-
-    def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
-        """Serve whole frames from `at` on; where the first one begins that is left over."""
 
 
 class SocketConnection(asyncio.BufferedProtocol):

@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from cosmodrome.env.options import SocketOptions
 from cosmodrome.errors import ConfigError
-from cosmodrome.transport.connection import Lane, Limits, SocketConnection
+from cosmodrome.transport.connection import SocketConnection
 from cosmodrome.transport.health import http_response
+from cosmodrome.transport.parties import Lane, Limits
 from cosmodrome.transport.router import LogLimit, Router
 
 log = logging.getLogger(__name__)

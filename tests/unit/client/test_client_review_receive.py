@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cosmodrome.client.receive.concurrent import Concurrent
 from cosmodrome.client.receive.consumer import Consumer
 from cosmodrome.client.receive.prefetch import Window
 from cosmodrome.client.receive.pull_consumer import PullConsumer
 from cosmodrome.client.receive.pull_schedule import PullSchedule, Turn
 from cosmodrome.client.values import MessageQueue, ReceivedMessage
+from cosmodrome.errors import Unreachable
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -242,6 +244,36 @@ async def test_a_commit_that_failed_is_made_again(node: Node) -> None:
         await consumer.subscribe("T")
         assert len(await consumer.poll()) == 3
         await node.stop_broker()
-        await consumer.commit()
+        with pytest.raises(Unreachable, match="was not stored"):
+            await consumer.commit()
         await node.start_broker()
     assert await node.committed("g", "T") == 3
+
+
+async def test_a_commit_that_was_asked_for_says_when_it_failed(node: Node) -> None:
+    await filled(node)
+    async with first(node) as consumer:
+        await consumer.subscribe("T")
+        await (await anext(consumer)).ack()
+        await consumer.commit()
+        await node.stop_broker()
+        with pytest.raises(Unreachable, match="was not stored"):
+            await consumer.commit()
+        await node.start_broker()
+
+
+async def test_a_worker_that_fails_unexpectedly_ends_the_consumer_loudly(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(node)
+    async with first(node) as consumer:
+
+        async def handle(_: ReceivedMessage) -> None:
+            monkeypatch.setattr(Concurrent, "_settle", broken)
+
+        async def broken(*_: Any) -> None:
+            raise RuntimeError("a bug")
+
+        await consumer.subscribe("T")
+        with pytest.raises(RuntimeError, match="a bug"):
+            await asyncio.wait_for(consumer.run(handle), 10)

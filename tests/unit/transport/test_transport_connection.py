@@ -11,7 +11,8 @@ import pytest
 from tests.unit.transport.raw_peer import Offsets, frame, max_offset
 
 from cosmodrome.errors import Unreachable
-from cosmodrome.transport.connection import Limits, SocketConnection
+from cosmodrome.transport.connection import SocketConnection
+from cosmodrome.transport.parties import Limits
 from cosmodrome.transport.router import LogLimit, Router
 from cosmodrome.wire.commands import GetMaxOffset, NotifyConsumerIdsChanged, OffsetReply
 from cosmodrome.wire.table import BROKER, Call

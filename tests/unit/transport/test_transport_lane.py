@@ -13,7 +13,8 @@ from tests.unit.transport.test_transport_connection import (
     opaques,
 )
 
-from cosmodrome.transport.connection import Limits, SocketConnection
+from cosmodrome.transport.connection import SocketConnection
+from cosmodrome.transport.parties import Limits
 from cosmodrome.transport.router import Router
 from cosmodrome.wire.frame import Frame, decode, encode
 from cosmodrome.wire.table import BROKER

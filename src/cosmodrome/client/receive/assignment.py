@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from typing import Protocol
 
 from cosmodrome.client.instance import Instance
@@ -226,10 +226,10 @@ class Assignment:
             await asyncio.sleep(self._options.commit_every_ms / 1000)
             await self.commit(sure=False)
 
-    async def commit(self, *, sure: bool) -> None:
-        if self.windows:
-            done = {queue: window.done_to for queue, window in self.windows.items()}
-            await self._offsets.write(done, sure=sure)
+    async def commit(self, *, sure: bool) -> Collection[MessageQueue]:
+        """The queues whose progress was not stored."""
+        done = {queue: window.done_to for queue, window in self.windows.items()}
+        return await self._offsets.write(done, sure=sure) if done else ()
 
     async def restart(self, queue: MessageQueue, offset: int) -> None:
         """Go on at another offset; what runs for the queue now has no effect on that."""

@@ -8,12 +8,12 @@ in a window and so within its limits.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import inspect
 import itertools
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import cast
 
 from cosmodrome.client.receive.consumer_options import ConsumerOptions, Consumption
@@ -56,6 +56,8 @@ class Concurrent:
         self._inline_worker: asyncio.Task[None] | None = None
         self._busy: set[asyncio.Task[None]] = set()
         self._closing = False
+        # Told when a worker ends; without workers nothing would come any more.
+        self.worker_ended: Callable[[asyncio.Task[None]], None] = lambda _: None
 
     # --- messages come in ------------------------------------------------------------------------
 
@@ -73,10 +75,13 @@ class Concurrent:
         loop = asyncio.get_running_loop()
         if self._listeners.inline and self._inline_worker is None:
             self._inline_worker = loop.create_task(self._work_inline())
+            self._inline_worker.add_done_callback(self.worker_ended)
         if self._listeners.waiting and not self._workers:
             self._workers = [
                 loop.create_task(self._work()) for _ in range(self._options.concurrency)
             ]
+            for worker in self._workers:
+                worker.add_done_callback(self.worker_ended)
         held, self._held = self._held, []
         for window, messages in held:
             self.offer(window, messages)
@@ -306,6 +311,5 @@ class Concurrent:
         finally:
             for task in workers:
                 task.cancel()
-        for task in workers:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        if workers:
+            await asyncio.wait(workers)  # one that failed has said so: `worker_ended`

@@ -31,6 +31,7 @@ from cosmodrome.client.receive.consumer_options import (
 )
 from cosmodrome.client.receive.handlers import Handler, Listeners, Reject, RetryLater
 from cosmodrome.client.receive.member import Member
+from cosmodrome.client.receive.progress import raise_unless_stored
 from cosmodrome.client.receive.subscriptions import Subscription, check
 from cosmodrome.client.trace import Consumption as Traced
 from cosmodrome.client.trace import TraceRecorder
@@ -112,7 +113,8 @@ class Consumer:
     async def stop(self) -> None:
         """Let handlers that run finish, commit, and leave the group."""
         self._closed = True
-        running, self._running = self._running, None
+        async with self._starting:
+            running, self._running = self._running, None
         if running is not None:
             await running.stop()
         if self._trace is not None:
@@ -166,10 +168,11 @@ class Consumer:
 
     async def unsubscribe(self, topic: str) -> None:
         full = wrap(self._client.namespace, topic)
-        self._listeners.by_topic.pop(topic, None)
         if self._subscriptions.pop(full, None) is not None and self._running is not None:
             await self._running.instance.heartbeat()
             await self._running.assignment.rebalance()
+        # Last: what was pulled before is not for the handlers of other topics.
+        self._listeners.by_topic.pop(topic, None)
 
     async def run(self, handler: Callable[[Any], Any] | None = None) -> None:
         """Call a handler with every message (a list of them when `batch` is above 1) until the
@@ -229,8 +232,8 @@ class Consumer:
         }
 
     async def commit(self) -> None:
-        """Store the progress now; it happens regularly anyway."""
-        await self._live().assignment.commit(sure=True)
+        """Store the progress now; it happens regularly anyway. Unreachable when some was not."""
+        raise_unless_stored(await self._live().assignment.commit(sure=True))
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on at an offset of a queue that this member has. Messages that were handed out

@@ -90,6 +90,7 @@ class Member:
         if self.assignment.locks is not None:
             self._spawn(self.assignment.locks.renew_forever())
         if isinstance(self.work, Concurrent):
+            self.work.worker_ended = self._task_ended
             self._spawn(self._sweep(self.work))
 
     async def stop(self) -> None:

@@ -43,6 +43,16 @@ class Offsets(Protocol):
         repairs."""
 
 
+def raise_unless_stored(failed: Collection[MessageQueue]) -> None:
+    """For those who asked for a commit: the log has the reasons."""
+    if failed:
+        named = ", ".join(f"{queue.broker_name}:{queue.queue_id}" for queue in failed)
+        raise Unreachable(
+            f"the progress of {len(failed)} queues was not stored: {named}; the next commit"
+            " repeats it"
+        )
+
+
 class OffsetFile(Body, kw_only=True):
     """The content of the file."""
 

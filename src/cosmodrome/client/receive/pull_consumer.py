@@ -23,7 +23,13 @@ from cosmodrome.client.namespace import unwrap, wrap
 from cosmodrome.client.options import ClientOptions
 from cosmodrome.client.receive.consumer_options import BROADCASTING, CLUSTERING
 from cosmodrome.client.receive.membership import Membership
-from cosmodrome.client.receive.progress import BrokerOffsets, LocalOffsets, Offsets, offsets_path
+from cosmodrome.client.receive.progress import (
+    BrokerOffsets,
+    LocalOffsets,
+    Offsets,
+    offsets_path,
+    raise_unless_stored,
+)
 from cosmodrome.client.receive.queue_reader import Moment, Pulled, QueueReader
 from cosmodrome.client.receive.read_ahead import Limits, ReadAhead, Reading
 from cosmodrome.client.receive.rebalance import Averagely, Strategy, sorted_queues
@@ -358,23 +364,25 @@ class PullConsumer:
         self._started()
         ahead, _, stored = self._parts()
         if offsets is not None:
-            await stored.write(
-                {self._whole(queue): offset for queue, offset in offsets.items()}, sure=True
-            )
+            whole = {self._whole(queue): offset for queue, offset in offsets.items()}
+            raise_unless_stored(await stored.write(whole, sure=True))
             return
         ahead.settle()
-        await self._commit_done(list(ahead.readings.values()), sure=True)
+        raise_unless_stored(await self._commit_done(list(ahead.readings.values()), sure=True))
 
-    async def _commit_done(self, readings: list[Reading], *, sure: bool) -> None:
+    async def _commit_done(
+        self, readings: list[Reading], *, sure: bool
+    ) -> Collection[MessageQueue]:
         moved = {
             reading.queue: reading.done for reading in readings if reading.done != reading.committed
         }
         if not moved:
-            return
+            return ()
         failed = await self._parts()[2].write(moved, sure=sure)
         for reading in readings:
             if reading.queue in moved and reading.queue not in failed:
                 reading.committed = moved[reading.queue]
+        return failed
 
     async def _commit_forever(self) -> None:
         while True:
