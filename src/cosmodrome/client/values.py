@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import msgspec
 
 from cosmodrome.errors import CosmodromeError
 from cosmodrome.layout import RECORD_BYTES_MIN
@@ -77,8 +78,7 @@ class SendStatus(enum.Enum):
     SLAVE_NOT_AVAILABLE = 11
 
 
-@dataclasses.dataclass(slots=True)
-class SendResult:
+class SendResult(msgspec.Struct, gc=False):
     """Where a message was stored. `msg_id` is the client's unique id, as tools show it."""
 
     status: SendStatus

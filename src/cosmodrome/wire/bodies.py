@@ -48,7 +48,7 @@ class Body(msgspec.Struct, rename="camel", kw_only=True):
     object_keys: ClassVar[bool] = False
 
 
-class MessageQueue(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+class MessageQueue(msgspec.Struct, rename="camel", kw_only=True, frozen=True, gc=False):
     """One queue of a topic on one broker; usable as a map key."""
 
     broker_name: str
