@@ -286,6 +286,7 @@ def _say_up(
         "SYNC_FLUSH": "an acknowledgement means synced to disk",
         "ASYNC_FLUSH": "an acknowledgement means in the page cache",
     }[store.flush_disk_type]
+    cosmo = sys.argv[0] if sys.argv[0].endswith("cosmo") else "cosmo"  # as it was called
     click.echo(
         f"""cosmodrome {__version__} is ready after {seconds:.2f} s
   name server  {nameserver.address}
@@ -295,6 +296,8 @@ def _say_up(
   core         {speed.FLAVOUR}
 
 Try next:
+  echo hello | {cosmo} produce Demo -n {nameserver.address}
+  {cosmo} consume Demo -n {nameserver.address} --count 1
   point any RocketMQ client at {nameserver.address}; unknown topics are created by the first send
   curl http://{http}/readyz
   Ctrl-C stops cleanly; what was acknowledged is kept"""
