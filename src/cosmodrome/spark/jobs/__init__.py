@@ -1,0 +1,1 @@
+"""Programs over the source and the sink; `cosmo pipeline NAME` runs them."""
