@@ -25,6 +25,7 @@ COMMANDS = {
     "bench": "bench:bench",
     "consume": "consume:consume",
     "context": "context:context",
+    "pipeline": "pipeline:pipeline",
     "produce": "produce:produce",
     "request": "produce:request",
     "store": "store_tools:store",

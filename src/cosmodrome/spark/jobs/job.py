@@ -1,0 +1,335 @@
+"""What the jobs have in common: flags, the session made when it is first needed, orderly ends.
+
+    @job("count")
+    @click.argument("topic")
+    def command(job: JobContext, topic: str) -> None:
+        '''Count the messages of TOPIC.'''
+        click.echo(count(job.spark, topic, job.source_options()))
+
+`command` is then a `click.Command` with the session flags (--master, --conf, --archive-env,
+--delta) and, unless `cluster=False`, those of the connection (-n, --access-key, --tls, ...).
+Spark is imported and started by the first use of `job.spark` and stopped at the end. What Spark
+or a task raises becomes one `CosmodromeError` that says what is wrong; Ctrl-C and SIGTERM end
+a job with 130, a stream that is followed by `JobContext.follow` after its running batch with 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cosmodrome.client.options import name_servers
+from cosmodrome.errors import ConfigError, CosmodromeError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+EXIT_FOUND = 6  # problems were found, as the store tools say it
+EXIT_INTERRUPTED = 130
+EXTRA_FIX = "pip install 'cosmodrome[spark]'"
+POLL_S = 0.5
+
+
+class JobFailed(CosmodromeError):
+    """Spark or one of its tasks failed; the text is the part of their words that says why."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFlags:
+    """How Spark is to be run."""
+
+    master: str | None = None
+    conf: tuple[tuple[str, str], ...] = ()
+    archive_env: str | None = None
+    delta: bool | None = None  # None: where its jars are
+
+
+class JobContext:
+    """What the callback of a job gets as its first argument."""
+
+    def __init__(
+        self,
+        name: str,
+        flags: SessionFlags,
+        connection: dict[str, str],
+        *,
+        namesrv: str | None = None,
+        find_name_servers: Callable[[str | None], str] | None = None,
+    ) -> None:
+        self.name = name
+        self.flags = flags
+        self._connection = connection
+        self._namesrv = namesrv
+        self._find = find_name_servers or _from_environment
+        self._spark: SparkSession | None = None
+
+    @property
+    def namesrv(self) -> str:
+        """The name servers: -n, else the environment, the context in use, this machine."""
+        return self._find(self._namesrv)
+
+    @property
+    def namesrv_given(self) -> bool:
+        """Whether -n was written; jobs that can do without a cluster ask."""
+        return self._namesrv is not None
+
+    def source_options(self) -> dict[str, str]:
+        """The options of format("rocketmq") that say where the cluster is and who asks."""
+        return {"namesrv": self.namesrv, **self._connection}
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session; the first use starts it."""
+        if self._spark is None:
+            from cosmodrome.spark.session import session
+
+            self.note("starting Spark …")
+            self._spark = session(
+                f"cosmo pipeline {self.name}",
+                master=self.flags.master,
+                conf=dict(self.flags.conf),
+                delta=self.flags.delta,
+                archive_env=self.flags.archive_env,
+            )
+            self.clear_note()
+        return self._spark
+
+    def close(self) -> None:
+        """Stop the session if there is one."""
+        if self._spark is not None:
+            from cosmodrome.spark.session import stop
+
+            spark, self._spark = self._spark, None
+            stop(spark)
+
+    def say(self, text: str) -> None:
+        """A line for the person, on stderr."""
+        self.clear_note()
+        click.echo(text, err=True)
+
+    def note(self, text: str) -> None:
+        """A passing line on stderr, over the one before; nothing unless somebody looks."""
+        if sys.stderr.isatty():
+            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+    def clear_note(self) -> None:
+        if sys.stderr.isatty():
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+    def follow(
+        self, query: StreamingQuery, describe: Callable[[dict[str, Any]], str] | None = None
+    ) -> None:
+        """Wait for the end of a stream. Ctrl-C and SIGTERM end it after its running batch.
+
+        `describe` makes the passing line from the newest progress of the query.
+        """
+        with stop_requests() as stop:
+            while not query.awaitTermination(POLL_S):
+                progress = query.lastProgress
+                if progress is not None and describe is not None:
+                    self.note(describe(progress))
+                if stop() and not query.status["isTriggerActive"]:
+                    query.stop()
+                    break
+        self.clear_note()
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], int]]:
+    """While entered, SIGINT and SIGTERM are only counted; the value tells how many came.
+
+    The third one acts as ever, for a batch that does not end.
+    """
+    count = 0
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def asked(_number: int, _frame: object) -> None:
+        nonlocal count
+        count += 1
+        if count > 2:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, asked) for number in numbers}
+    try:
+        yield lambda: count
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def job(name: str, *, cluster: bool = True) -> Callable[[Callable[..., None]], click.Command]:
+    """Makes the `command` of a job from its callback, which gets a JobContext first."""
+
+    def make(callback: Callable[..., None]) -> click.Command:
+        @functools.wraps(callback)
+        def run(**given: Any) -> None:
+            context = _context(name, given)
+            _require_extra()
+            with _orderly(context):
+                callback(context, **given)
+
+        flagged: Any = run
+        for option in reversed((*(_CONNECTION if cluster else ()), *_SESSION)):
+            flagged = option(flagged)
+        return click.command(name)(flagged)
+
+    return make
+
+
+def explain(error: BaseException) -> str:
+    """The part of what Spark says that names the cause: ours if we raised it, else its own."""
+    text = str(error)
+    ours = re.findall(r"^(?:\S*: )?cosmodrome\.errors\.\w+: (.+?)$", text, re.MULTILINE)
+    if ours:
+        return str(ours[-1])
+    inner = re.findall(r"^((?:[A-Za-z_][\w.]*)?(?:Error|Exception): .+)$", text, re.MULTILINE)
+    first = text.strip().split("\n\nJVM stacktrace")[0].splitlines() or [type(error).__name__]
+    if "Traceback (most recent call last)" in text and inner:
+        return str(inner[-1])
+    return "\n".join(first[:12])
+
+
+_SESSION: tuple[Callable[[Any], Any], ...] = (
+    click.option(
+        "--master",
+        metavar="URL",
+        envvar="COSMO_SPARK_MASTER",
+        help="Where Spark runs: local[N], spark://HOST:PORT, yarn, k8s://URL.  [default: local[*]]",
+    ),
+    click.option(
+        "--conf", "conf", multiple=True, metavar="KEY=VALUE", help="Any Spark setting; repeatable."
+    ),
+    click.option(
+        "--archive-env",
+        metavar="FILE.tar.gz",
+        help="A packed virtual environment (venv-pack) for the executors of a cluster.",
+    ),
+    click.option(
+        "--delta/--no-delta", default=None, help="Load Delta Lake.  [default: where its jars are]"
+    ),
+)
+
+_CONNECTION: tuple[Callable[[Any], Any], ...] = (
+    click.option(
+        "-n",
+        "--namesrv",
+        metavar="HOST:PORT[;HOST:PORT]",
+        help="Name servers.  [default: COSMO_NAMESRV, the context in use, or 127.0.0.1:9876]",
+    ),
+    click.option("--access-key", envvar="COSMO_ACCESS_KEY", help="Sign requests with this key."),
+    click.option(
+        "--secret-key",
+        envvar="COSMO_SECRET_KEY",
+        help="Its secret; better given as COSMO_SECRET_KEY.",
+    ),
+    click.option("--security-token", envvar="COSMO_SECURITY_TOKEN", help="A token beside them."),
+    click.option("--tls", is_flag=True, help="Talk TLS."),
+    click.option("--tls-ca", metavar="FILE", help="Certificates to trust."),
+    click.option("--tls-cert", metavar="FILE", help="Our certificate."),
+    click.option("--tls-key", metavar="FILE", help="Its key."),
+    click.option("--tls-no-verify", is_flag=True, help="Trust any certificate."),
+    click.option("--namespace", help="Namespace of the topics and groups."),
+)
+
+# Flag of the command line → option of the source.
+_OPTION_NAMES = {
+    "access_key": "accessKey",
+    "secret_key": "secretKey",
+    "security_token": "securityToken",
+    "tls_ca": "tlsCa",
+    "tls_cert": "tlsCert",
+    "tls_key": "tlsKey",
+    "namespace": "namespace",
+}
+
+
+def _context(name: str, given: dict[str, Any]) -> JobContext:
+    """Takes the common flags out of `given`."""
+    flags = SessionFlags(
+        master=given.pop("master"),
+        conf=tuple(_pair(text) for text in given.pop("conf")),
+        archive_env=given.pop("archive_env"),
+        delta=given.pop("delta"),
+    )
+    connection = {
+        option: value
+        for flag, option in _OPTION_NAMES.items()
+        if (value := given.pop(flag, None)) is not None
+    }
+    if given.pop("tls", False) or any(option.startswith("tls") for option in connection):
+        connection["tls"] = "true"
+    if given.pop("tls_no_verify", False):
+        connection.update(tls="true", tlsVerify="false")
+    found = click.get_current_context().obj
+    return JobContext(
+        name,
+        flags,
+        connection,
+        namesrv=given.pop("namesrv", None),
+        find_name_servers=found if callable(found) else None,
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--conf {text!r}: write KEY=VALUE")
+    return key.strip(), value.strip()
+
+
+def _from_environment(given: str | None) -> str:
+    if given is not None:
+        name_servers(given)
+        return given
+    found = name_servers(None)
+    return ";".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in found)
+
+
+def _require_extra() -> None:
+    for module in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(f"{module} is not installed; {EXTRA_FIX}")
+
+
+@contextmanager
+def _orderly(context: JobContext) -> Iterator[None]:
+    """Stops the session at every end and turns what Spark raises into words."""
+
+    def asked(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, asked)
+    try:
+        yield
+    except KeyboardInterrupt:
+        context.clear_note()
+        raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
+    except Exception as error:
+        context.clear_note()
+        if type(error).__module__.split(".")[0] in ("pyspark", "py4j"):
+            raise JobFailed(explain(error)) from error
+        raise
+    finally:
+        context.close()
+        signal.signal(signal.SIGTERM, before)
+
+
+__all__ = [
+    "EXIT_FOUND",
+    "JobContext",
+    "JobFailed",
+    "SessionFlags",
+    "explain",
+    "job",
+    "stop_requests",
+]
