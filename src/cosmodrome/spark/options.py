@@ -20,13 +20,20 @@ from cosmodrome.spark.rows import COLUMNS, check_columns
 from cosmodrome.wire.bodies import MessageQueue
 from cosmodrome.wire.names import check_group, check_topic
 
-CONNECTION_OPTIONS = ["namesrv", "accessKey", "secretKey", "securityToken", "tls", "tlsCa", "tlsCert", "tlsKey", "tlsVerify", "namespace", "vipChannel", "timeoutMs", "retries"]
+CONNECTION_OPTIONS = (
+    *("namesrv", "accessKey", "secretKey", "securityToken", "namespace", "vipChannel"),
+    *("tls", "tlsCa", "tlsCert", "tlsKey", "tlsVerify", "timeoutMs", "retries"),
+)
 _LIVE_OPTIONS = (
     *CONNECTION_OPTIONS,
-    *["startingOffsets", "endingOffsets", "failOnDataLoss", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions", "sql", "pullBytes", "pullsAhead", "consumerGroup", "dedupe"],
+    *("startingOffsets", "endingOffsets", "failOnDataLoss", "minPartitions", "sql", "dedupe"),
+    *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "pullBytes", "pullsAhead", "consumerGroup"),
 )
-_STORE_OPTIONS = ["brokerName", "mode", "splitBytes", "checkCrc", "includeSystem"]
-_COMMON_OPTIONS = ["path", "subscribe", "subscribePattern", "assign", "startingTimestamp", "endingTimestamp", "tags", "columns", "includeRetry", "storePath"]
+_STORE_OPTIONS = ("brokerName", "mode", "splitBytes", "checkCrc", "includeSystem")
+_COMMON_OPTIONS = (
+    *("path", "storePath", "subscribe", "subscribePattern", "assign", "includeRetry"),
+    *("startingTimestamp", "endingTimestamp", "tags", "columns"),
+)
 READ_OPTIONS = (*_LIVE_OPTIONS, *_STORE_OPTIONS, *_COMMON_OPTIONS)
 
 CORRUPT_COLUMN = "_corrupt_record"
