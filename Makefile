@@ -49,7 +49,7 @@ lock: ## resolve the dependencies again and pin them by hash
 	build/lock/bin/pip-compile -q --upgrade --no-header --all-build-deps --allow-unsafe --strip-extras \
 	  --generate-hashes --no-emit-options -o requirements.lock pyproject.toml
 	build/lock/bin/pip-compile -q --upgrade --no-header --all-build-deps --allow-unsafe --strip-extras \
-	  --generate-hashes --no-emit-options --extra dev -o requirements-dev.lock pyproject.toml
+	  --generate-hashes --no-emit-options --extra dev --extra spark -o requirements-dev.lock pyproject.toml
 
 clean: ## remove what the targets made, except the virtual environment
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
