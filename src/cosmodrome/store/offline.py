@@ -32,6 +32,7 @@ from cosmodrome.store.offline_repair import (
     run_plan,
     store_options,
 )
+from cosmodrome.store.segment import data_end, segment_offsets, segment_path
 from cosmodrome.wire.record import Record, decode_record
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Wanted",
     "all_index_entries",
     "check",
+    "data_end",
     "derived_paths",
     "drop_derived",
     "open_once",
@@ -57,6 +59,8 @@ __all__ = [
     "queue_rows",
     "records",
     "run_plan",
+    "segment_offsets",
+    "segment_path",
     "store_options",
 ]
 
