@@ -1,0 +1,151 @@
+"""The Spark process of `bench.spark`: reads one request per line, answers with one line.
+
+It has one session for everything, so that both connectors meet the same JVM. CPU time is counted
+by whoever asks, over this process and everything below it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+Ask = dict[str, Any]
+Answer = dict[str, Any]
+FOUR = {
+    "kafka": ["partition", "offset", "timestamp", "value"],
+    "ours": ["queue_id", "queue_offset", "store_time", "body"],
+}
+STAMP = {"kafka": "timestamp", "ours": "store_time"}
+
+
+def session(jars: str, folder: str) -> SparkSession:
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = {
+        "spark.jars": jars,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": folder,
+        "spark.sql.warehouse.dir": f"{folder}/warehouse",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.numRecentProgressUpdates": "10000",
+    }
+    builder = SparkSession.builder.appName("bench").master("local[2]")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def options(ask: Ask, **more: str) -> dict[str, str]:
+    if ask["side"] == "kafka":
+        place = {"kafka.bootstrap.servers": ask["address"], "subscribe": ask["topic"]}
+    elif "store" in ask:
+        place = {"storePath": ask["store"], "subscribe": ask["topic"]}
+    else:
+        place = {"namesrv": ask["address"], "subscribe": ask["topic"]}
+    return {**place, **more}
+
+
+def name(spark: SparkSession, ask: Ask) -> str:
+    if ask["side"] == "kafka":
+        return "kafka"
+    from cosmodrome.spark.source import register
+
+    register(spark)
+    return "rocketmq"
+
+
+def table(spark: SparkSession, ask: Ask, **more: str) -> DataFrame:
+    return spark.read.format(name(spark, ask)).options(**options(ask, **more)).load()
+
+
+def noop(spark: SparkSession, ask: Ask) -> Answer:
+    table(spark, ask).write.format("noop").mode("overwrite").save()
+    return {}
+
+
+def four(spark: SparkSession, ask: Ask) -> Answer:
+    side = ask["side"]
+    chosen = {"columns": ",".join(FOUR[side])} if side == "ours" else {}
+    table(spark, ask, **chosen).select(*FOUR[side]).write.format("noop").mode("overwrite").save()
+    return {}
+
+
+def parquet(spark: SparkSession, ask: Ask) -> Answer:
+    out = tempfile.mkdtemp(dir=ask["folder"])
+    table(spark, ask).write.mode("overwrite").parquet(out)
+    shutil.rmtree(out)
+    return {}
+
+
+def count(spark: SparkSession, ask: Ask) -> Answer:
+    """All columns travel, so that the number is that of a full scan."""
+    found = table(spark, ask)
+    if ask["side"] == "ours":
+        row = found.agg(F.count("*"), F.sum("store_size")).first()
+    else:
+        row = found.agg(F.count("*"), F.sum(F.length("value"))).first()
+    assert row is not None
+    return {"rows": row[0], "bytes": row[1]}
+
+
+def stream(spark: SparkSession, ask: Ask) -> Answer:
+    """Follows a topic for `seconds`, of which the first `warm_seconds` do not count."""
+    batches: list[list[float]] = []  # rows, mean and oldest age of a row when the batch is done
+    stamp = F.unix_micros(F.col(STAMP[ask["side"]]))
+    counting_from = time.monotonic() + ask["warm_seconds"]
+
+    def take(batch: DataFrame, _number: int) -> None:
+        row = batch.agg(F.count("*"), F.avg(stamp), F.min(stamp)).first()
+        now_us = time.time() * 1e6
+        if row is not None and row[0] and time.monotonic() > counting_from:
+            batches.append([row[0], (now_us - row[1]) / 1e3, (now_us - row[2]) / 1e3])
+
+    checkpoint = tempfile.mkdtemp(dir=ask["folder"])
+    source = spark.readStream.format(name(spark, ask))
+    source = source.options(**options(ask, startingOffsets="latest"))
+    writer = source.load().writeStream.foreachBatch(take)
+    query = writer.option("checkpointLocation", checkpoint).start()
+    query.awaitTermination(ask["warm_seconds"] + ask["seconds"])
+    query.stop()
+    if query.exception() is not None:
+        raise RuntimeError(str(query.exception()))
+    done = [progress["durationMs"] for progress in query.recentProgress]
+    took = [times for times in done if "addBatch" in times][-len(batches) :]
+    shutil.rmtree(checkpoint)
+    return {"batches": batches, "took_ms": took}
+
+
+CASES = {case.__name__: case for case in (noop, four, parquet, count, stream)}
+
+
+def main() -> None:
+    folder, jars = sys.argv[1:]
+    # Whatever Spark prints goes to the other stream: this one carries answers.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    spark = session(jars, folder)
+    print(json.dumps({"spark": spark.version}), file=answers)
+    for line in sys.stdin:
+        ask = json.loads(line)
+        began = time.monotonic()
+        answer = CASES[ask["case"]](spark, ask)
+        print(json.dumps({"seconds": time.monotonic() - began, **answer}), file=answers)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
