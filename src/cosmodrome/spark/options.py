@@ -16,7 +16,7 @@ from cosmodrome.client.options import name_servers
 from cosmodrome.errors import ConfigError, Refused
 from cosmodrome.spark.given import Given
 from cosmodrome.spark.offsets import EARLIEST, LATEST, Offsets, from_json, queues_from_json
-from cosmodrome.spark.rows import COLUMNS, check_columns
+from cosmodrome.spark.rows import COLUMNS, CORRUPT, check_columns
 from cosmodrome.wire.bodies import MessageQueue
 from cosmodrome.wire.names import check_group, check_topic
 
@@ -36,7 +36,6 @@ _COMMON_OPTIONS = (
 )
 READ_OPTIONS = (*_LIVE_OPTIONS, *_STORE_OPTIONS, *_COMMON_OPTIONS)
 
-CORRUPT_COLUMN = "_corrupt_record"
 PERMISSIVE, DROP_MALFORMED, FAIL_FAST = "permissive", "dropMalformed", "failFast"
 
 # What a place option may say: a word for every queue, or a map.
@@ -258,14 +257,14 @@ def _columns(given: Given, permissive_store: bool) -> tuple[tuple[str, ...], boo
 
 def choose_columns(names: tuple[str, ...], corrupt_known: bool) -> tuple[tuple[str, ...], bool]:
     """Splits the corrupt column off a list of asked columns and checks the rest."""
-    corrupt = CORRUPT_COLUMN in names
+    corrupt = CORRUPT in names
     if corrupt and not corrupt_known:
-        raise ConfigError(f"{CORRUPT_COLUMN} exists only with storePath and mode={PERMISSIVE}")
-    if corrupt and names[-1] != CORRUPT_COLUMN:
-        raise ConfigError(f"{CORRUPT_COLUMN} must be the last column")
+        raise ConfigError(f"{CORRUPT} exists only with storePath and mode={PERMISSIVE}")
+    if corrupt and names[-1] != CORRUPT:
+        raise ConfigError(f"{CORRUPT} must be the last column")
     rest = names[:-1] if corrupt else names
     if not rest:
-        raise ConfigError(f"{CORRUPT_COLUMN} needs another column beside it, e.g. topic")
+        raise ConfigError(f"{CORRUPT} needs another column beside it, e.g. topic")
     return check_columns(rest), corrupt
 
 

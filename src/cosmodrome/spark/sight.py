@@ -1,0 +1,129 @@
+"""What a running stream sees of its queues: bounds, addresses, and which are away or gone.
+
+A broker that does not answer is *away*: its queues stay where they are and the others go on; it is
+asked again after a pause. A queue is *gone* only when its broker is there and has it no more. If
+nobody answers at all, it waits a little and then gives up with an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from cosmodrome.client.values import NoRoute
+from cosmodrome.errors import CosmodromeError, TimedOut, Unreachable
+from cosmodrome.spark.options import ReadOptions
+from cosmodrome.spark.subscription import Asks, Subscription
+from cosmodrome.wire.bodies import MessageQueue
+from cosmodrome.wire.names import SELF_TEST_TOPIC
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 10.0
+_BACK_OFF_FIRST_S = 0.2
+_BACK_OFF_LAST_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sight:
+    """One look at the cluster."""
+
+    bounds: dict[MessageQueue, tuple[int, int]]
+    away: frozenset[MessageQueue]
+    gone: frozenset[MessageQueue]
+
+
+class Lookout:
+    """Looks again and again; remembers addresses and who did not answer."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        cluster: Asks,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._retries = options.connection.retries
+        self._cluster = cluster
+        self._subscription = Subscription(options, cluster)
+        self._now = now
+        self._sleep = sleep
+        self._silent_until: dict[str, float] = {}  # broker -> when to ask it again
+        self._unregistered: set[str] = set()  # what was warned of
+        self.addresses: dict[MessageQueue, tuple[str, ...]] = {}
+
+    def look(self, known: Iterable[MessageQueue]) -> Sight:
+        """All queues there are, and what became of the `known` ones."""
+        expected = frozenset(known)
+        pause_s = _BACK_OFF_FIRST_S
+        for attempt in range(self._retries + 1):
+            sight = self._look_once(expected)
+            if sight.bounds or not (sight.away or self._silent_until):
+                return sight
+            if attempt < self._retries:
+                self._sleep(pause_s)
+                pause_s = min(2 * pause_s, _BACK_OFF_LAST_S)
+                self._silent_until = dict.fromkeys(self._silent_until, 0.0)
+        brokers = sorted({q.broker_name for q in sight.away} | set(self._silent_until))
+        raise Unreachable(
+            f"no broker answers: {', '.join(brokers)} (asked {self._retries + 1} times);"
+            " see whether they run and are registered at the name server, or raise retries"
+        )
+
+    def _look_once(self, known: frozenset[MessageQueue]) -> Sight:
+        queues = self._routes()
+        bounds: dict[MessageQueue, tuple[int, int]] = {}
+        for broker in sorted({queue.broker_name for queue in queues}):
+            bounds.update(self._ask(broker, [q for q in queues if q.broker_name == broker]))
+        missing = known - bounds.keys()
+        unrouted = {queue for queue in missing if queue not in queues}
+        registered = self._registered() if unrouted else frozenset()
+        gone = frozenset(q for q in unrouted if q.broker_name in registered)
+        self._note_away({queue.broker_name for queue in unrouted - gone})
+        return Sight(bounds, missing - gone, gone)
+
+    def _routes(self) -> dict[MessageQueue, tuple[str, ...]]:
+        try:
+            found = self._subscription.queues(absent_ok=True)
+        except (Unreachable, TimedOut) as error:
+            if not self.addresses:
+                raise
+            if self._is_new_silence("the name servers"):
+                log.warning("going on with the routes known so far: %s", error)
+            return dict(self.addresses)
+        self._silent_until.pop("the name servers", None)
+        self.addresses.update(found)
+        return found
+
+    def _ask(self, broker: str, queues: list[MessageQueue]) -> dict[MessageQueue, tuple[int, int]]:
+        if self._silent_until.get(broker, 0.0) > self._now():
+            return {}
+        try:
+            bounds = self._cluster.bounds(queues)
+        except (Unreachable, TimedOut, NoRoute) as error:
+            if self._is_new_silence(broker):
+                log.warning("broker %s does not answer, its queues wait: %s", broker, error)
+            return {}
+        if self._silent_until.pop(broker, None) is not None:
+            log.warning("broker %s answers again", broker)
+        return bounds
+
+    def _registered(self) -> frozenset[str]:
+        """Brokers that name servers know, by a topic that every broker has."""
+        try:
+            return frozenset(q.broker_name for q in self._cluster.queues([SELF_TEST_TOPIC]))
+        except CosmodromeError:
+            return frozenset()
+
+    def _note_away(self, brokers: set[str]) -> None:
+        for broker in sorted(brokers - self._unregistered):
+            log.warning("broker %s is not registered any more, its queues wait", broker)
+        self._unregistered = brokers
+
+    def _is_new_silence(self, who: str) -> bool:
+        new = who not in self._silent_until
+        self._silent_until[who] = self._now() + _PAUSE_S
+        return new

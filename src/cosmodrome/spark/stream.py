@@ -1,0 +1,223 @@
+"""The streaming reader: where a stream begins, how far the next batch goes, what it reads.
+
+Spark's checkpoint is the truth about progress. Offsets given to Spark hold every queue that has
+been read or was there at the beginning; a queue that appears later starts at its first message. An
+offset of the consumer group is only a report: it follows batches that are finished, and a failure
+to publish it is a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from cosmodrome.errors import CosmodromeError
+from cosmodrome.spark.offsets import Offsets, from_json, to_json
+from cosmodrome.spark.options import EARLIEST_WORD, LATEST_WORD, ReadOptions
+from cosmodrome.spark.plan import Range, cut, resolve, settle, within_bytes, within_rows
+from cosmodrome.spark.sight import Lookout, Sight
+from cosmodrome.spark.subscription import Asks, Subscription, report_losses
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+OpenCluster = Callable[[ReadOptions], Asks]
+
+
+class RangePartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, span: Range) -> None:
+        super().__init__(None)
+        self.span = span
+
+
+def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """Runs in the task. Spark makes up a partition when there is none: it is empty."""
+    from cosmodrome.spark.reader import read_range
+
+    if isinstance(partition, RangePartition):
+        yield from read_range(partition.span, options)
+
+
+def open_cluster(options: ReadOptions) -> Asks:
+    from cosmodrome.spark.cluster import Cluster
+
+    return Cluster(options.connection)
+
+
+class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives in one planning process of the driver; tasks get a copy that holds options only."""
+
+    def __init__(self, options: ReadOptions, opener: OpenCluster = open_cluster) -> None:
+        self._options = options
+        self._opener = opener
+        self._cluster: Asks | None = None
+        self._lookout: Lookout | None = None
+        self._latest: Offsets = {}  # as last seen
+        self._target: Offsets | None = None  # where a Trigger.AvailableNow run ends
+        self._first: Offsets = {}  # where queues that were discovered later begin
+        self._published: Offsets = {}
+        self._publish_failed = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self._options,))
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Everything must answer here: a typo in a topic shows at once."""
+        options, cluster = self._options, self._asked()
+        subscription = Subscription(options, cluster)
+        subscription.check_places()
+        queues = list(subscription.queues())
+        bounds = cluster.bounds(queues) if queues else {}
+        if options.starting_ms is not None:
+            wanted = cluster.at_time(queues, options.starting_ms) if queues else {}
+        else:
+            place = LATEST_WORD if options.starting is None else options.starting
+            wanted = resolve(place, bounds, unlisted=EARLIEST_WORD)
+        start, losses = settle(wanted, bounds)
+        report_losses(losses, options.fail_on_data_loss)
+        return to_json(start)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.rows_per_trigger is not None:
+            return ReadMaxRows(self._options.rows_per_trigger)
+        if self._options.bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        sight = self._look_out().look(())
+        self._target = {queue: high for queue, (_, high) in sight.bounds.items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        done = from_json(start, what="offset of the checkpoint")
+        # Spark asks for more only when everything up to `start` is finished.
+        self._publish(done)
+        sight = self._look_out().look(done)
+        self._latest = {queue: high for queue, (_, high) in sight.bounds.items()}
+        base, waiting = self._base(done, sight)
+        ends = {queue: max(self._end(queue), low) for queue, low in base.items()}
+        ends = self._limited(base, ends, limit)
+        self._first.update(
+            (queue, low)
+            for queue, low in base.items()
+            if queue not in done and queue not in self._first and ends[queue] > low
+        )
+        # A new queue without messages is left out: naming it would make an empty batch.
+        moved = {q: end for q, end in ends.items() if q in done or end > base[q]}
+        return to_json(moved | waiting)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return to_json(self._latest) if self._latest else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        begins, ends = from_json(start), from_json(end)
+        lookout = self._look_out()
+        strangers = [q for q in ends if q not in lookout.addresses]
+        unplaced = [q for q in ends if q not in begins and q not in self._first]
+        if strangers or unplaced:
+            # A restarted query plans its unfinished batch before it has looked around.
+            sight = lookout.look(ends)
+            lost = {queue: begins.get(queue, 0) for queue in sight.gone if queue in strangers}
+            report_losses(settle(lost, {})[1], self._options.fail_on_data_loss)
+            ends = {queue: offset for queue, offset in ends.items() if queue not in lost}
+            for queue in unplaced:
+                if queue in sight.bounds:
+                    self._first[queue] = sight.bounds[queue][0]
+        placed = {queue: begins.get(queue, self._first.get(queue, 0)) for queue in ends}
+        spans = cut(placed, ends, lookout.addresses, self._options.min_partitions)
+        return [RangePartition(span) for span in spans]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition, self._options)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        done = from_json(end)
+        self._publish({q: at for q, at in done.items() if at > self._published.get(q, -1)})
+
+    def stop(self) -> None:
+        """Nothing is left to publish: progress is told as soon as it is known."""
+        self._lookout = None
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            cluster.close()
+
+    def _base(self, done: Offsets, sight: Sight) -> tuple[Offsets, Offsets]:
+        """Where the next batch begins, and the queues that wait for their broker."""
+        waiting = {queue: at for queue, at in done.items() if queue in sight.away}
+        present = {queue: at for queue, at in done.items() if queue not in sight.away}
+        base, losses = settle(present, sight.bounds)
+        report_losses(losses, self._options.fail_on_data_loss)
+        for queue, (low, _) in sight.bounds.items():
+            if queue not in done:
+                base[queue] = self._first.get(queue, low)
+        return base, waiting
+
+    def _end(self, queue: Any) -> int:
+        latest = self._latest[queue]
+        if self._target is None:
+            return latest
+        return min(latest, self._target.get(queue, -1))
+
+    def _limited(self, base: Offsets, ends: Offsets, limit: ReadLimit) -> Offsets:
+        rows, size = self._options.rows_per_trigger, self._options.bytes_per_trigger
+        if isinstance(limit, ReadAllAvailable):
+            return ends
+        if isinstance(limit, ReadMinRows):
+            waiting = sum(ends[queue] - base[queue] for queue in ends)
+            return ends if waiting >= limit.min_rows or self._target is not None else dict(base)
+        if isinstance(limit, ReadMaxRows):
+            rows = limit.max_rows
+        elif isinstance(limit, ReadMaxBytes):
+            size = limit.max_bytes
+        if rows is not None:
+            ends = within_rows(base, ends, rows)
+        if size is not None:
+            ends = within_bytes(base, ends, self._averages(base, ends), size)
+        return ends
+
+    def _averages(self, base: Offsets, ends: Offsets) -> Mapping[Any, float]:
+        cluster = self._asked()
+        averages = {q: cluster.average_bytes(q, base[q]) for q in ends if ends[q] > base[q]}
+        return {queue: average for queue, average in averages.items() if average is not None}
+
+    def _publish(self, offsets: Offsets) -> None:
+        group = self._options.consumer_group
+        if group is None:
+            return
+        news = {queue: at for queue, at in offsets.items() if self._published.get(queue) != at}
+        if not news:
+            return
+        try:
+            self._asked().commit(group, news)
+        except CosmodromeError as error:
+            if not self._publish_failed:
+                log.warning("progress of group %s is not published: %s", group, error)
+            self._publish_failed = True
+            return
+        self._publish_failed = False
+        self._published.update(news)
+
+    def _asked(self) -> Asks:
+        if self._cluster is None:
+            self._cluster = self._opener(self._options)
+        return self._cluster
+
+    def _look_out(self) -> Lookout:
+        if self._lookout is None:
+            self._lookout = Lookout(self._options, self._asked())
+        return self._lookout
