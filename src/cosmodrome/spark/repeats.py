@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
 from typing import Protocol
 
 MARK = "SPARK_RESEND"  # property name
@@ -45,13 +44,13 @@ _first_seen: dict[tuple[str, str], int] = {}
 class Context(Protocol):
     """The part of pyspark's TaskContext that is used."""
 
-    def partitionId(self) -> int: ...  # noqa: N802
+    def partitionId(self) -> int: ...
 
-    def attemptNumber(self) -> int: ...  # noqa: N802
+    def attemptNumber(self) -> int: ...
 
-    def taskAttemptId(self) -> int: ...  # noqa: N802
+    def taskAttemptId(self) -> int: ...
 
-    def getLocalProperty(self, key: str) -> str | None: ...  # noqa: N802
+    def getLocalProperty(self, key: str) -> str | None: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,10 +77,6 @@ class Place:
     def stamp(self, tries: int) -> str:
         """The mark's value for the first (0) or a later try to send within this task."""
         return f"{self.planned_ms:012X}{self.task:012X}{min(tries, 0xFFF):03X}"
-
-    def keys(self) -> Callable[[], str]:
-        """Unique keys of the rows, one after the other."""
-        return _Keys(self).next
 
 
 def place(origin: Origin, context: Context) -> Place:
@@ -110,7 +105,9 @@ def _is_later_batch(query: str | None, run: str | None, batch: str | None) -> bo
     return _first_seen.setdefault((query, run), int(batch)) < int(batch)
 
 
-class _Keys:
+class RowKeys:
+    """Unique keys of the rows of a task, one after the other."""
+
     def __init__(self, of: Place) -> None:
         self._of = of
         self._row = -1

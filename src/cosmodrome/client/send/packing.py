@@ -6,11 +6,10 @@ Invariant: what leaves here breaks no rule that a broker checks by looking at th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
-from cosmodrome.client.identity import MessageIds
 from cosmodrome.client.namespace import wrap
 from cosmodrome.client.send.failures import BadMessage
 from cosmodrome.client.send.hooks import MessageKind
@@ -65,6 +64,12 @@ class Packed(msgspec.Struct, gc=False):
         return self.message.flag
 
 
+class Ids(Protocol):
+    """Gives each message an id of its own."""
+
+    def next(self) -> str: ...
+
+
 class Packer:
     def __init__(
         self,
@@ -86,7 +91,7 @@ class Packer:
         self._sys_flag = SYS_COMPRESSED | _FLAGS[compression]
         self._topics: dict[str, str] = {}  # names that were checked → full names
 
-    def number_with(self, ids: MessageIds) -> None:
+    def number_with(self, ids: Ids) -> None:
         """Where unique ids come from; to be called before the first message."""
         self._next_id = ids.next
 
