@@ -112,7 +112,7 @@ class Routes:
                 template = (await self._ask_name_server(AUTO_CREATE_TOPIC)).data
             except NoRoute:
                 raise missing from None
-        route = _route(topic, _limited(template), borrowed=True)
+        route = route_from(topic, _limited(template), borrowed=True)
         self._learn(route)
         return route
 
@@ -167,7 +167,7 @@ class Routes:
                 f"no broker has topic {topic}; check its name, create it, or allow brokers to"
                 f" create topics (autoCreateTopicEnable); asked {self._name_servers[0]}"
             ) from None
-        return _route(topic, bodies.decode(TopicRouteData, reply.body))
+        return route_from(topic, bodies.decode(TopicRouteData, reply.body))
 
     def _learn(self, route: Route) -> None:
         before = self._known.get(route.topic)
@@ -203,7 +203,8 @@ class Routes:
             log.exception("routes are not refreshed: topic=%s", topic)
 
 
-def _route(topic: str, data: TopicRouteData, *, borrowed: bool = False) -> Route:
+def route_from(topic: str, data: TopicRouteData, *, borrowed: bool = False) -> Route:
+    """What a name server said about a topic, as clients use it."""
     addresses = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
     rows = sorted(data.queue_datas, key=lambda row: row.broker_name)
     ordered = data.order_topic_conf

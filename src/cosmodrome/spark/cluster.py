@@ -1,0 +1,433 @@
+"""What is asked of a cluster beside messages: topics, queues, bounds, times, progress. Blocking.
+
+All requests to one broker leave together, so asking about a thousand queues is a round trip per
+broker. Names are the user's here (without namespace) and the cluster's on the wire. Name servers
+are asked in turn. What fails for lack of a connection is tried again, after a while and with fresh
+addresses, `retries` times; reads go to a replica when the master does not answer.
+
+When some brokers do not answer in spite of all that, `PartlyUnreachable` carries what the others
+said: whoever can do without the rest goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+from cosmodrome.client.namespace import unwrap, wrap
+from cosmodrome.client.options import name_servers, split_address
+from cosmodrome.client.routes import MASTER, Route, route_from
+from cosmodrome.client.values import NoRoute
+from cosmodrome.errors import Code, CosmodromeError, ProtocolError, Refused, TimedOut, Unreachable
+from cosmodrome.spark import links
+from cosmodrome.spark.options import Connection
+from cosmodrome.transport.plain import PlainConnection
+from cosmodrome.transport.ports import VIP_OFFSET
+from cosmodrome.wire import bodies
+from cosmodrome.wire.bodies import MessageQueue, TopicList, TopicRouteData
+from cosmodrome.wire.commands.consume import PullMessage, PullReply, QueryMessage
+from cosmodrome.wire.commands.offset import (
+    GetMaxOffset,
+    GetMinOffset,
+    QueryConsumerOffset,
+    SearchOffsetByTimestamp,
+    UpdateConsumerOffset,
+)
+from cosmodrome.wire.commands.route import GetAllTopicListFromNameserver, GetRouteinfoByTopic
+from cosmodrome.wire.message import UNIQ_KEY, parse_properties
+from cosmodrome.wire.record import iter_records
+from cosmodrome.wire.table import Command, R, Reply
+
+GROUP = "cosmodrome_spark"  # whose name pulls carry when the user gave none
+PULL_INLINE = 0x4  # the subscription is in the pull
+EVERYTHING = "*"
+EVER_MS = 2**63 - 1
+SAMPLE_MESSAGES = 32
+KEYS_AT_ONCE = 32  # searched in one round trip; each may bring 32 messages
+
+# A connection that ends in one of these is of no use any more.
+BROKEN = (Unreachable, TimedOut, ProtocolError)
+
+T = TypeVar("T")
+Answers = list[Any]  # Reply | Refused, one per request
+
+
+class PartlyUnreachable(Unreachable, Generic[T]):
+    """Some brokers did not answer. `results` has the queues of the others."""
+
+    def __init__(
+        self, failures: Mapping[str, CosmodromeError], results: dict[MessageQueue, T]
+    ) -> None:
+        listed = "; ".join(f"{name}: {error}" for name, error in failures.items())
+        super().__init__(f"no answer from {len(failures)} broker(s): {listed}")
+        self.failures = dict(failures)
+        self.results = results
+
+
+class Found(NamedTuple):
+    """Where a message with a given unique key is."""
+
+    broker: str
+    queue_id: int
+    queue_offset: int
+    properties: dict[str, str]
+
+
+class Cluster:
+    """See the module. Connections are taken when needed and given back by `close`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._name_servers = [
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            for host, port in name_servers(connection.namesrv)
+        ]
+        self._links: dict[str, PlainConnection] = {}
+        self._brokers: dict[str, dict[int, str]] = {}  # address by broker name and id
+
+    # --- what there is -------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """Every topic, system topics included; with a namespace those of the namespace."""
+        (reply,) = self._ask_name_server([GetAllTopicListFromNameserver()])
+        if isinstance(reply, Refused):
+            raise reply
+        names = bodies.decode(TopicList, reply.body).topic_list
+        namespace = self._connection.namespace
+        if namespace:
+            names = [name for name in names if unwrap(namespace, name) != name]
+        return sorted(unwrap(namespace, name) for name in names)
+
+    def queues(self, topics: Iterable[str]) -> dict[MessageQueue, tuple[str, ...]]:
+        """The readable queues of these topics with the addresses of their brokers, masters first.
+
+        NoRoute names the topics that no broker has.
+        """
+        found: dict[MessageQueue, tuple[str, ...]] = {}
+        for topic, route in self._routes(list(dict.fromkeys(topics))).items():
+            for queue in route.read_queues:
+                replicas = route.addresses.get(queue.broker_name)
+                if replicas:
+                    plain = MessageQueue(
+                        topic=topic, broker_name=queue.broker_name, queue_id=queue.queue_id
+                    )
+                    found[plain] = tuple(replicas[number] for number in sorted(replicas))
+        return found
+
+    def addresses(self, queue: MessageQueue) -> tuple[str, ...]:
+        """Where the broker of a queue is now, its master first; asked anew."""
+        self._routes([queue.topic])
+        return self._known_addresses(queue.broker_name)
+
+    # --- offsets -------------------------------------------------------------------------------
+
+    def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, tuple[int, int]]:
+        """Offsets of the oldest message that is kept and of the next one to come."""
+
+        def ask(topic: str, queue: MessageQueue) -> list[Command[Any]]:
+            number = queue.queue_id
+            return [
+                GetMinOffset(topic=topic, queue_id=number),
+                GetMaxOffset(topic=topic, queue_id=number),
+            ]
+
+        def read(queue: MessageQueue, answers: Answers) -> tuple[int, int]:
+            # Compat: Java says -1 for a queue that never had a message.
+            least, most = (max(0, _good(queue, answer).offset) for answer in answers)
+            return min(least, most), most
+
+        return self._each(queues, ask, read)
+
+    def at_time(self, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
+        """Offsets of the first message stored at or after a time; the end when there is none."""
+
+        def ask(topic: str, queue: MessageQueue) -> list[Command[Any]]:
+            number = queue.queue_id
+            return [
+                SearchOffsetByTimestamp(topic=topic, queue_id=number, timestamp=time_ms),
+                GetMaxOffset(topic=topic, queue_id=number),
+            ]
+
+        def read(queue: MessageQueue, answers: Answers) -> int:
+            found, end = (max(0, int(_good(queue, answer).offset)) for answer in answers)
+            return min(found, end)
+
+        return self._each(queues, ask, read)
+
+    def average_bytes(self, queue: MessageQueue, offset: int) -> float | None:
+        """Mean size of the messages from an offset on, by a sample; None when there is none."""
+
+        def ask(topic: str, queue: MessageQueue) -> list[Command[Any]]:
+            return [pull_command(topic, queue.queue_id, offset, SAMPLE_MESSAGES)]
+
+        def read(queue: MessageQueue, answers: Answers) -> float | None:
+            reply: PullReply = _good(queue, answers[0])
+            sizes = [record.size for record in iter_records(reply.body)]
+            return sum(sizes) / len(sizes) if sizes else None
+
+        return self._each([queue], ask, read)[queue]
+
+    # --- progress of groups ----------------------------------------------------------------------
+
+    def committed(self, group: str, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """What a group has stored; queues in which it has nothing are left out."""
+        full = self._full(group)
+
+        def ask(topic: str, queue: MessageQueue) -> list[Command[Any]]:
+            return [QueryConsumerOffset(consumer_group=full, topic=topic, queue_id=queue.queue_id)]
+
+        def read(queue: MessageQueue, answers: Answers) -> int:
+            answer = answers[0]
+            if isinstance(answer, Refused) and answer.code == Code.QUERY_NOT_FOUND:
+                return -1
+            return int(_good(queue, answer).offset)
+
+        found = self._each(queues, ask, read, masters_only=True)
+        return {queue: offset for queue, offset in found.items() if offset >= 0}
+
+    def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Store how far a group has come; a smaller offset is stored too."""
+        full = self._full(group)
+
+        def ask(topic: str, queue: MessageQueue) -> list[Command[Any]]:
+            return [
+                UpdateConsumerOffset(
+                    consumer_group=full,
+                    topic=topic,
+                    queue_id=queue.queue_id,
+                    commit_offset=offsets[queue],
+                )
+            ]
+
+        def read(queue: MessageQueue, answers: Answers) -> None:
+            _good(queue, answers[0])
+
+        self._each(offsets, ask, read, masters_only=True)
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def find_by_unique_key(self, topic: str, key: str) -> list[Found]:
+        """Every message of a topic whose sender gave it this id."""
+        return self.find_by_unique_keys(topic, [key])[key]
+
+    def find_by_unique_keys(self, topic: str, keys: Sequence[str]) -> dict[str, list[Found]]:
+        """The same for many. Every master of the topic must answer: a replica may lack the last."""
+        found: dict[str, list[Found]] = {key: [] for key in keys}
+        full = self._full(topic)
+        wanted = list(found)
+        for name in sorted(self._routes([topic])[topic].addresses):
+            for first in range(0, len(wanted), KEYS_AT_ONCE):
+                some = wanted[first : first + KEYS_AT_ONCE]
+                commands = [
+                    QueryMessage(
+                        topic=full,
+                        key=key,
+                        max_num=32,
+                        begin_timestamp=0,
+                        end_timestamp=EVER_MS,
+                        unique_key_query=True,
+                    )
+                    for key in some
+                ]
+                answers = self._ask_broker(name, topic, commands, masters_only=True)
+                for key, answer in zip(some, answers, strict=True):
+                    found[key] += _matches(name, key, answer)
+        return found
+
+    # --- life ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give the connections back; usable again afterwards."""
+        held, self._links = self._links, {}
+        for address, link in held.items():
+            links.give_back(address, self._connection, link)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- asking ----------------------------------------------------------------------------------
+
+    def _each(
+        self,
+        queues: Iterable[MessageQueue],
+        ask: Callable[[str, MessageQueue], list[Command[Any]]],
+        read: Callable[[MessageQueue, Answers], T],
+        *,
+        masters_only: bool = False,
+    ) -> dict[MessageQueue, T]:
+        """Requests about each queue, to its broker; what `read` makes of the answers."""
+        by_broker: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            by_broker.setdefault(queue.broker_name, []).append(queue)
+        results: dict[MessageQueue, T] = {}
+        failures: dict[str, CosmodromeError] = {}
+        for name, mine in by_broker.items():
+            requests = [ask(self._full(queue.topic), queue) for queue in mine]
+            commands = [command for some in requests for command in some]
+            try:
+                answers = iter(
+                    self._ask_broker(name, mine[0].topic, commands, masters_only=masters_only)
+                )
+            except BROKEN as error:
+                failures[name] = error
+                continue
+            for queue, some in zip(mine, requests, strict=True):
+                results[queue] = read(queue, [next(answers) for _ in some])
+        if failures:
+            raise PartlyUnreachable(failures, results)
+        return results
+
+    def _ask_broker(
+        self, name: str, topic: str, commands: Sequence[Command[R]], *, masters_only: bool = False
+    ) -> list[R | Refused]:
+        backoff = links.Backoff(self._connection.retries)
+        if name not in self._brokers:
+            self._routes([topic])
+        while True:
+            failure: CosmodromeError = Unreachable(
+                f"no route of {topic} has an address of broker {name}; brokers known are:"
+                f" {', '.join(sorted(self._brokers)) or 'none'}"
+            )
+            if masters_only:
+                addresses = tuple(
+                    address
+                    for number, address in self._brokers.get(name, {}).items()
+                    if number == MASTER
+                )
+            else:
+                addresses = self._known_addresses(name)
+            for address in addresses:
+                try:
+                    return self._call_all(self._called(address), commands)
+                except BROKEN as error:
+                    failure = error
+            if not backoff.failed(failure):
+                raise Unreachable(f"broker {name} does not answer, {backoff.said()}") from failure
+            backoff.wait()
+            try:
+                self._routes([topic], retries=0)  # it may be somewhere else by now
+            except CosmodromeError:
+                pass  # the addresses that are known stay in use
+
+    def _ask_name_server(
+        self, commands: Sequence[Command[R]], retries: int | None = None
+    ) -> list[R | Refused]:
+        backoff = links.Backoff(self._connection.retries if retries is None else retries)
+        while True:
+            for address in list(self._name_servers):
+                try:
+                    return self._call_all(address, commands)
+                except BROKEN as error:
+                    failure = error
+                    # The next one is asked first from now on.
+                    self._name_servers.append(self._name_servers.pop(0))
+            if not backoff.failed(failure):
+                raise Unreachable(f"no name server answers, {backoff.said()}") from failure
+            backoff.wait()
+
+    def _call_all(self, address: str, commands: Sequence[Command[R]]) -> list[R | Refused]:
+        link = self._links.get(address)
+        if link is None:
+            link = self._links[address] = links.take(address, self._connection)
+        try:
+            return link.call_all(commands, self._connection.timeout_ms)
+        except BROKEN:
+            del self._links[address]
+            link.close()
+            raise
+
+    def _routes(self, topics: Sequence[str], retries: int | None = None) -> dict[str, Route]:
+        """Asked anew; the addresses in them are remembered."""
+        commands = [GetRouteinfoByTopic(topic=self._full(topic)) for topic in topics]
+        found: dict[str, Route] = {}
+        missing: list[str] = []
+        for topic, reply in zip(topics, self._ask_name_server(commands, retries), strict=True):
+            if not isinstance(reply, Refused):
+                data = bodies.decode(TopicRouteData, reply.body)
+                found[topic] = route_from(self._full(topic), data)
+                self._brokers.update(found[topic].addresses)
+            elif reply.code == Code.TOPIC_NOT_EXIST:
+                missing.append(topic)
+            else:
+                raise reply
+        if missing:
+            raise NoRoute(
+                f"no broker has topic {', '.join(missing)}; check the name or create it first"
+                f" (asked {self._name_servers[0]})"
+            )
+        return found
+
+    def _known_addresses(self, name: str) -> tuple[str, ...]:
+        replicas = self._brokers.get(name, {})
+        return tuple(replicas[number] for number in sorted(replicas))
+
+    def _called(self, advertised: str) -> str:
+        if not self._connection.vip:
+            return advertised
+        host, port = split_address(advertised)
+        said = f"[{host}]" if ":" in host else host
+        return f"{said}:{port + VIP_OFFSET}"
+
+    def _full(self, name: str) -> str:
+        return wrap(self._connection.namespace, name)
+
+
+def pull_command(
+    topic: str,
+    queue_id: int,
+    offset: int,
+    count: int,
+    *,
+    group: str = GROUP,
+    expression: str = EVERYTHING,
+    kind: str = "TAG",
+    bytes_max: int | None = None,
+) -> PullMessage:
+    """A pull that brings its subscription along and never waits at the broker."""
+    return PullMessage(
+        consumer_group=group,
+        topic=topic,
+        queue_id=queue_id,
+        queue_offset=offset,
+        max_msg_nums=count,
+        sys_flag=PULL_INLINE,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        subscription=expression,
+        sub_version=0,
+        expression_type=kind,
+        max_msg_bytes=bytes_max,
+    )
+
+
+def _good(queue: MessageQueue, answer: Any) -> Any:
+    """The reply, unless it is a refusal; then with the queue's name."""
+    if isinstance(answer, Refused):
+        raise Refused(
+            answer.code,
+            f"{queue.topic}, queue {queue.queue_id} on {queue.broker_name}: {answer.remark}",
+        )
+    return answer
+
+
+def _matches(broker: str, key: str, answer: Reply | Refused) -> list[Found]:
+    if isinstance(answer, Refused):
+        if answer.code == Code.QUERY_NOT_FOUND:
+            return []
+        raise answer
+    found: list[Found] = []
+    for record in iter_records(answer.body):
+        properties = parse_properties(record.properties)
+        # The index knows hashes of keys only.
+        if properties.get(UNIQ_KEY) == key:
+            found.append(Found(broker, record.queue_id, record.queue_offset, properties))
+    return found

@@ -1,0 +1,164 @@
+"""Blocking connections to name servers and brokers, kept between the tasks of one process.
+
+A Python worker of Spark runs one task after another; opening a connection (with TLS, a handshake)
+per task would cost more than a small range. Who needs a connection takes it, alone, and gives it
+back; two at once get two. Those that broke, were idle for long, or came over a fork are not given
+out again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import ssl
+import time
+
+from cosmodrome.client.options import Credentials, split_address
+from cosmodrome.client.signing import sign
+from cosmodrome.env.real import real_env
+from cosmodrome.errors import ConfigError
+from cosmodrome.spark.options import Connection
+from cosmodrome.transport.plain import PlainConnection
+from cosmodrome.wire.frame import Frame
+from cosmodrome.wire.session import Prepare
+
+IDLE_S = 60.0  # brokers close after 120
+KEPT_MAX = 64  # connections that wait for their next use
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 3.0
+
+_Key = tuple[str, Connection]
+
+
+class _Pool:
+    def __init__(self) -> None:
+        self._kept: dict[_Key, list[tuple[float, PlainConnection]]] = {}
+        self._process = os.getpid()
+
+    def take(self, key: _Key) -> PlainConnection | None:
+        self._drop_old()
+        waiting = self._kept.get(key, [])
+        while waiting:
+            link = waiting.pop()[1]
+            if link.looks_alive():
+                return link
+            link.close()
+        return None
+
+    def give(self, key: _Key, link: PlainConnection) -> None:
+        self._drop_old()
+        if not link.is_open or sum(map(len, self._kept.values())) >= KEPT_MAX:
+            link.close()
+            return
+        self._kept.setdefault(key, []).append((time.monotonic(), link))
+
+    def close(self) -> None:
+        kept, self._kept = self._kept, {}
+        for waiting in kept.values():
+            for _, link in waiting:
+                link.close()
+
+    def _drop_old(self) -> None:
+        if self._process != os.getpid():
+            # The parent's: closing our copies leaves its connections open.
+            self.close()
+            self._process = os.getpid()
+        oldest = time.monotonic() - IDLE_S
+        for key, waiting in list(self._kept.items()):
+            for item in [item for item in waiting if item[0] < oldest]:
+                waiting.remove(item)
+                item[1].close()
+            if not waiting:
+                del self._kept[key]
+
+
+_pool = _Pool()
+
+
+def take(address: str, connection: Connection) -> PlainConnection:
+    """A connection to `host:port` that nobody else uses; it may not be open yet."""
+    found = _pool.take((address, connection))
+    if found is not None:
+        return found
+    host, port = split_address(address)
+    return PlainConnection(
+        host,
+        port,
+        connect_timeout_ms=min(connection.timeout_ms, 5_000),
+        tls=tls_context(connection),
+        prepare=_signer(connection),
+    )
+
+
+def give_back(address: str, connection: Connection, link: PlainConnection) -> None:
+    """Keep it for its next user, unless it broke."""
+    _pool.give((address, connection), link)
+
+
+def close_all() -> None:
+    """Close what waits for its next use."""
+    _pool.close()
+
+
+def credentials(connection: Connection) -> Credentials | None:
+    if connection.access_key is None or connection.secret_key is None:
+        return None
+    return Credentials(connection.access_key, connection.secret_key, connection.security_token)
+
+
+def tls_context(connection: Connection) -> ssl.SSLContext | None:
+    """What the tls options say; ConfigError names the file that cannot be used."""
+    if not connection.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=connection.tls_ca)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"tlsCa={connection.tls_ca}: {error}") from error
+    if connection.tls_cert is not None:
+        try:
+            context.load_cert_chain(connection.tls_cert, connection.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"tlsCert={connection.tls_cert}, tlsKey={connection.tls_key}: {error}"
+            ) from error
+    if not connection.tls_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class Backoff:
+    """Waits between attempts: longer each time, up to a bound, never the same for everybody."""
+
+    def __init__(self, retries: int, chance: random.Random | None = None) -> None:
+        self._retries = retries
+        self._random = chance or real_env().random
+        self.failures: list[str] = []
+
+    def failed(self, error: Exception) -> bool:
+        """Note a failure; whether another attempt is allowed."""
+        self.failures.append(str(error))
+        return len(self.failures) <= self._retries
+
+    def wait(self) -> None:
+        longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(len(self.failures), 16) / 2)
+        time.sleep(longest * (0.5 + 0.5 * self._random.random()))
+
+    def reset(self) -> None:
+        self.failures.clear()
+
+    def said(self) -> str:
+        """The attempts in words; those that failed alike are named once."""
+        count = len(self.failures)
+        return f"{count} attempt{'s' * (count != 1)}: " + "; ".join(dict.fromkeys(self.failures))
+
+
+def _signer(connection: Connection) -> Prepare | None:
+    keys = credentials(connection)
+    if keys is None:
+        return None
+
+    def prepare(frame: Frame) -> None:
+        sign(frame, keys)
+
+    return prepare
