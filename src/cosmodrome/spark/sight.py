@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from cosmodrome.client.values import NoRoute
-from cosmodrome.errors import CosmodromeError, TimedOut, Unreachable
+from cosmodrome.errors import Code, CosmodromeError, Refused, TimedOut, Unreachable
 from cosmodrome.spark.options import ReadOptions
 from cosmodrome.spark.subscription import Asks, Subscription
 from cosmodrome.wire.bodies import MessageQueue
@@ -107,6 +107,10 @@ class Lookout:
             if self._is_new_silence(broker):
                 log.warning("broker %s does not answer, its queues wait: %s", broker, error)
             return {}
+        except Refused as error:
+            if error.code != Code.TOPIC_NOT_EXIST:
+                raise
+            return {}  # deleted just now; the next look has routes without it
         if self._silent_until.pop(broker, None) is not None:
             log.warning("broker %s answers again", broker)
         return bounds
