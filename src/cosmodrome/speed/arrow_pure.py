@@ -1,8 +1,8 @@
 """Stored records as Arrow columns, in plain Python: the law that `arrow.pyx` is compared with.
 
 A `ColumnBuilder` walks records, drops those that nobody asked for and keeps the wanted columns
-of the others in the form of Arrow's buffers (little-endian numbers, offsets of 32 bits, bits of
-validity with the lowest first). What a record holds is said by `wire.record`; here the same
+of the others in the form of Arrow's buffers (numbers in the machine's order, offsets of 32 bits,
+bits of validity with the lowest first). What a record holds is said by `wire.record`; here the same
 bytes are taken apart without a value per record, and every length is checked before its use.
 
 A row that is dropped was looked at as far as its structure; its checksum was not.
@@ -11,7 +11,6 @@ A row that is dropped was looked at as far as its structure; its checksum was no
 from __future__ import annotations
 
 import ipaddress
-import sys
 import zlib
 from array import array
 from collections.abc import Sequence
@@ -229,14 +228,7 @@ class _Texts:
                 validity.append((1 << count % 8) - 1)
             for row in self.nulls:
                 validity[row >> 3] &= ~(1 << (row & 7))
-        return (validity if self.nulls else None), little(self.offsets), self.data
-
-
-def little(numbers: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        numbers = array(numbers.typecode, numbers)
-        numbers.byteswap()
-    return numbers.tobytes()
+        return (validity if self.nulls else None), self.offsets.tobytes(), self.data
 
 
 class ColumnBuilder:
@@ -424,7 +416,7 @@ class ColumnBuilder:
         for name in self._columns:
             if name == "properties":
                 names, values = self._map_names.buffers(), self._map_values.buffers()
-                buffers[name] = (little(self._map_offsets), *names[1:], *values[1:])
+                buffers[name] = (self._map_offsets.tobytes(), *names[1:], *values[1:])
             elif name == "broker":
                 for _ in range(self.rows):
                     self._texts[name].add(self._broker)
@@ -432,7 +424,7 @@ class ColumnBuilder:
             elif name in self._texts:
                 buffers[name] = self._texts[name].buffers()
             else:
-                buffers[name] = (little(self._numbers[name]),)
+                buffers[name] = (self._numbers[name].tobytes(),)
         taken = self.rows, buffers, self._marks
         self._clear()
         return taken

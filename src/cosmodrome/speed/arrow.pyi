@@ -1,0 +1,1 @@
+from cosmodrome.speed.arrow_pure import ColumnBuilder as ColumnBuilder
