@@ -52,6 +52,7 @@ _MAGICS = (MAGIC_RECORD, MAGIC_RECORD_V2)
 # Both magics share these bytes; the fourth tells them apart.
 _MAGIC_START = (MAGIC_RECORD & 0xFFFFFFFF).to_bytes(4, "big")[:3]
 _ZEROS = bytes(PIECE_BYTES)
+_UNFINISHED = -1  # beside the STOP_*: the last record of the log, still being written
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,6 +115,8 @@ class SplitWalk:
                     behind = at + self._builder.fault_size
                     yield self._damage(at, self._builder.fault, f"resumed at {behind}")
                     at = behind
+                elif why == _UNFINISHED:
+                    return
                 elif why != STOP_END:
                     break
             found, reason = self._look(at)
@@ -135,7 +138,10 @@ class SplitWalk:
         base = self._split.base
         at, why = self._builder.add(self._view, at, limit, base=base)
         if why == STOP_PARTIAL or (why == STOP_EMPTY and limit - at < BLANK_BYTES):
-            at, why = self._builder.add(self._view, at, self._record_end(at), base=base)
+            behind = self._record_end(at)
+            if self._half_written(at, behind):
+                return at, _UNFINISHED
+            at, why = self._builder.add(self._view, at, behind, base=base)
         return at, why
 
     def _record_end(self, at: int) -> int:
@@ -155,17 +161,23 @@ class SplitWalk:
             if magic not in _MAGICS or not RECORD_BYTES_MIN <= size <= size_of_file - at:
                 break
             if not any(view[behind : behind + BLANK_BYTES]):
-                return at if self._half_written(at) else behind
+                return at if self._half_written(at, behind) else behind
             at = behind
         return end
 
-    def _half_written(self, at: int) -> bool:
-        """Whether the last parts of a record, which no checksum covers, may still be missing."""
+    def _half_written(self, at: int, behind: int) -> bool:
+        """Whether the log ends with this record and its last parts may still be missing.
+
+        No checksum covers them, and the lengths before them add up already.
+        """
+        if any(self._view[behind : behind + BLANK_BYTES]):
+            return False
         try:
             record = decode_record(self._view, at)
         except ProtocolError:
-            return True
-        return "\0" in record.topic or record.properties.endswith("\0")
+            return False  # the walk says what is wrong
+        missing = "\0" in record.topic or record.properties.endswith("\0")
+        return missing and self._next_file() is None
 
     # --- what lies there -----------------------------------------------------------------------
     def _look(self, at: int) -> tuple[_Found, str]:
@@ -235,7 +247,9 @@ class SplitWalk:
         if len(view) - at < RECORD_BYTES_MIN:
             return False
         size, magic = BLANK.unpack_from(view, at)
-        if magic not in (*_MAGICS, 0) or not RECORD_BYTES_MIN <= size <= len(view) - at:
+        if magic & 0xFF == 0 and self._zeros(at + BLANK_BYTES, written):
+            return True  # not even its magic is whole
+        if magic not in _MAGICS or not RECORD_BYTES_MIN <= size <= len(view) - at:
             return False
         # What ends with something was written whole, and is damaged.
         return not view[at + size - 1] and self._zeros(at + size, written)
