@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 EXIT_FOUND = 6  # problems were found, as the store tools say it
 EXIT_INTERRUPTED = 130
 EXTRA_FIX = "pip install 'cosmodrome[spark]'"
-POLL_S = 0.5
+POLL_S = 1
 
 
 class JobFailed(CosmodromeError):

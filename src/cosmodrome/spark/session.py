@@ -1,0 +1,205 @@
+"""Sessions as the jobs want them: a Java that is found, loopback only, quiet, the source known.
+
+On a local master everything listens on 127.0.0.1 and the workers run this very Python. On a
+cluster only what was asked for is set; `archive_env` ships a packed virtual environment there.
+Whatever `conf` says wins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from cosmodrome.env.real import RealDisk
+from cosmodrome.errors import ConfigError
+from cosmodrome.spark import delta as delta_lake
+from cosmodrome.spark.java import use_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPARK_MIN = (4, 2)
+LOOPBACK = "127.0.0.1"
+ENV_NAME = "env"  # the folder that an executor unpacks `archive_env` into
+LOGGING = os.path.join(os.path.dirname(__file__), "log4j2.properties")
+EXIT_WAIT_S = 15
+
+log = logging.getLogger(__name__)
+
+
+def session(
+    app: str = "cosmodrome",
+    *,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    delta: bool | None = None,
+    archive_env: str | None = None,
+) -> SparkSession:
+    """A session with the source registered; the running one of this process if there is one.
+
+    `master` defaults to local[*]. `delta` True demands Delta Lake, False leaves it out, None
+    takes it where its jars are. `archive_env` is a venv-pack archive for a cluster's executors.
+    """
+    pyspark_version = check_version()
+    from pyspark.sql import SparkSession
+
+    given = dict(conf or {})
+    master = master or given.get("spark.master") or "local[*]"
+    settings = {"spark.app.name": app, "spark.master": master, **_common()}
+    if is_local(master):
+        settings |= _local(master)
+    settings |= _shipped(master, archive_env)
+    settings |= given
+    settings |= _delta(pyspark_version, delta, settings)
+    _set_environment(master, archive_env, settings)
+    use_java()
+    builder = SparkSession.builder
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:
+        if "JAVA_GATEWAY_EXITED" in str(error):
+            raise ConfigError(
+                "Spark's Java process ended while it started; what it said stands above."
+                " Often it is memory: try --conf spark.driver.memory=512m"
+            ) from error
+        raise
+    from cosmodrome.spark.source import register
+
+    register(spark)
+    return spark
+
+
+def stop(spark: SparkSession) -> None:
+    """End the session and its Java process, so that nothing of it outlives the call."""
+    from pyspark import SparkContext
+
+    with contextlib.suppress(Exception):  # a Java process that died needs no stopping
+        spark.stop()
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    process = getattr(gateway, "proc", None)
+    with contextlib.suppress(Exception):
+        gateway.shutdown()
+    if process is not None:
+        process.stdin.close()  # which is what its Java process ends with
+        try:
+            process.wait(EXIT_WAIT_S)
+        except Exception:
+            process.kill()
+            process.wait()
+
+
+def check_version() -> str:
+    """The version of pyspark; ConfigError when it is missing or too old."""
+    try:
+        import pyspark
+    except ModuleNotFoundError:
+        raise ConfigError("pyspark is not installed; pip install 'cosmodrome[spark]'") from None
+    version: str = pyspark.__version__
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < SPARK_MIN:
+        wanted = ".".join(map(str, SPARK_MIN))
+        raise ConfigError(
+            f"pyspark {version} is too old, {wanted} or newer is needed;"
+            f" pip install 'pyspark>={wanted}'"
+        )
+    return version
+
+
+def is_local(master: str) -> bool:
+    return master == "local" or master.startswith("local[")
+
+
+def _common() -> dict[str, str]:
+    return {
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",  # days of the archive are days of UTC
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{LOGGING}",
+    }
+
+
+def _local(master: str) -> dict[str, str]:
+    return {
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.host": LOOPBACK,
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": str(_cores(master)),
+    }
+
+
+def _cores(master: str) -> int:
+    """How many tasks run at once on a local master."""
+    match = re.match(r"local\[(\d+|\*)", master)
+    if match is None:
+        return 1
+    return int(match[1]) if match[1] != "*" else os.cpu_count() or 1
+
+
+def _shipped(master: str, archive_env: str | None) -> dict[str, str]:
+    if archive_env is None:
+        return {}
+    if is_local(master):
+        raise ConfigError(
+            f"archive_env is for the executors of a cluster; master {master} has none"
+        )
+    if "://" not in archive_env and not RealDisk().exists(archive_env):
+        raise ConfigError(
+            f"{archive_env} does not exist; make it with"
+            f" `venv-pack -o {os.path.basename(archive_env)}` in an environment that has"
+            " cosmodrome[spark]"
+        )
+    return {"spark.archives": f"{archive_env}#{ENV_NAME}"}
+
+
+def _delta(version: str, wanted: bool | None, settings: Mapping[str, str]) -> dict[str, str]:
+    """What is to be set for Delta Lake, beside the jars and extensions that `settings` has."""
+    if wanted is False:
+        return {}
+    jars, extensions = settings.get("spark.jars", ""), settings.get("spark.sql.extensions", "")
+    if "delta-spark" in jars + settings.get("spark.jars.packages", ""):
+        found = delta_lake.Jars()
+    else:
+        from pyspark.find_spark_home import _find_spark_home
+
+        found = delta_lake.find_jars(version, os.environ, spark_home=_find_spark_home())
+        if not found.paths:
+            if wanted:
+                raise ConfigError(found.why)
+            log.info("without Delta Lake: %s", found.why)
+            return {}
+    return {
+        "spark.jars": _joined(jars, *found.paths),
+        "spark.sql.extensions": _joined(extensions, delta_lake.EXTENSION),
+        "spark.sql.catalog.spark_catalog": delta_lake.CATALOG,
+    }
+
+
+def _joined(*parts: str) -> str:
+    return ",".join(part for part in parts if part)
+
+
+def _set_environment(master: str, archive_env: str | None, settings: Mapping[str, str]) -> None:
+    """What Spark takes from the environment of this process and of nowhere else."""
+    chosen = settings.get("spark.pyspark.python")
+    if is_local(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+        os.environ["PYSPARK_PYTHON"] = chosen or sys.executable
+    elif chosen:
+        os.environ["PYSPARK_PYTHON"] = chosen
+    elif archive_env is not None:
+        os.environ["PYSPARK_PYTHON"] = f"./{ENV_NAME}/bin/python"
+    else:
+        # Right where the executors see the same files; otherwise --archive-env or the
+        # setting spark.pyspark.python tells them where Python is.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
