@@ -116,8 +116,8 @@ class Cluster:
         return found
 
     def addresses(self, queue: MessageQueue) -> tuple[str, ...]:
-        """Where the broker of a queue is now, its master first; asked anew."""
-        self._routes([queue.topic])
+        """Where the broker of a queue is now, its master first; asked anew, once."""
+        self._routes([queue.topic], retries=0)
         return self._known_addresses(queue.broker_name)
 
     # --- offsets -------------------------------------------------------------------------------
