@@ -6,6 +6,7 @@ import importlib
 import mmap
 import struct
 import threading
+import time
 from array import array
 from pathlib import Path
 from typing import Any
@@ -537,7 +538,7 @@ def test_one_thread_at_a_time() -> None:
     if len(twins()) < 2:
         pytest.skip("the compiled twin is not built")
     native = twins()[1]
-    body = bytes(30 << 20)
+    body = bytes(20 << 20)
     data = record(1, compress(body, SYS_COMPRESSED), sys_flag=SYS_COMPRESSED) * 3
     built = native.ColumnBuilder(("body",), bytes_max=1 << 30)
     thread = threading.Thread(target=lambda: built.add(data, 0, len(data)))
@@ -548,5 +549,6 @@ def test_one_thread_at_a_time() -> None:
             built.take()
         except RuntimeError:
             refused += 1
+        time.sleep(0.001)
     thread.join()
     assert refused and built.records == 3
