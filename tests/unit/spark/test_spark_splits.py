@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.goldens import Golden, each_golden
+from tests.unit.spark.log_kit import FIRST_MS, Place, Sent, flip, make_log, overwrite
 
 import cosmodrome
 from cosmodrome.env.base import SegmentFile
@@ -25,7 +26,6 @@ from cosmodrome.spark.options import ReadOptions
 from cosmodrome.spark.rows import COLUMNS, arrow_schema
 from cosmodrome.spark.splits import plan_splits, read_split
 from cosmodrome.speed import arrow_pure
-from tests.unit.spark.log_kit import FIRST_MS, Place, Sent, flip, make_log, overwrite
 
 TWINS: list[ModuleType] = [arrow_pure]
 try:
