@@ -1,0 +1,131 @@
+"""Small files beside a lake, on whatever file system Spark reaches: local, HDFS, object stores.
+
+Everything goes through the JVM's Hadoop classes, so a path means the same here as in
+`spark.read`. Names are relative to the root. On the local file system the checksum layer is
+left out: its second file cannot be renamed together with the first, and a crash in between would
+make a good file unreadable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from cosmodrome.errors import ConfigError, StoreCorrupt, StoreError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SMALL_BYTES_MAX = 64 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    name: str
+    is_dir: bool
+    size_bytes: int
+
+
+class LakeFiles:
+    """The directory `root` as Hadoop sees it."""
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        if not root.strip():
+            raise ConfigError("the path of the archive is empty")
+        session: Any = spark
+        try:
+            self._jvm: Any = session._jvm
+            conf = session._jsparkSession.sessionState().newHadoopConf()
+        except Exception:
+            raise ConfigError(
+                "an archive needs a session that owns its driver; Spark Connect does not give"
+                " access to files: use cosmodrome.spark.session()"
+            ) from None
+        path = self._jvm.org.apache.hadoop.fs.Path(root)
+        files = path.getFileSystem(conf)
+        self.root = str(files.makeQualified(path).toString())
+        if files.getScheme() == "file":
+            files = files.getRawFileSystem()
+        self._files: Any = files
+
+    def path(self, name: str) -> str:
+        return f"{self.root}/{name}" if name else self.root
+
+    def exists(self, name: str) -> bool:
+        return bool(self._files.exists(self._path(name)))
+
+    def list(self, name: str = "") -> list[Entry]:
+        """What is in a directory, sorted by name; empty when there is no such directory."""
+        path = self._path(name)
+        if not self._files.exists(path):
+            return []
+        found = [
+            Entry(str(s.getPath().getName()), bool(s.isDirectory()), int(s.getLen()))
+            for s in self._files.listStatus(path)
+        ]
+        return sorted(found, key=lambda entry: entry.name)
+
+    def size_bytes(self, name: str) -> int:
+        """Of everything below a directory."""
+        return int(self._files.getContentSummary(self._path(name)).getLength())
+
+    def read(self, name: str) -> str | None:
+        """The text of a small file; None when there is none."""
+        path = self._path(name)
+        if not self._files.exists(path):
+            return None
+        if int(self._files.getFileStatus(path).getLen()) > _SMALL_BYTES_MAX:
+            raise StoreCorrupt(f"{self.path(name)} is larger than any file of ours")
+        stream = self._files.open(path)
+        try:
+            return bytes(stream.readAllBytes()).decode("utf-8", "replace")
+        finally:
+            stream.close()
+
+    def write(self, name: str, text: str) -> None:
+        """All of the text or nothing of it appears under the name."""
+        fresh = self._path(f"{name}.tmp")
+        stream = self._files.create(fresh, True)
+        try:
+            stream.write(bytearray(text.encode()))
+            stream.hsync()
+        finally:
+            stream.close()
+        target = self._path(name)
+        if self._files.rename(fresh, target):
+            return
+        # Not every file system renames onto a file that is there.
+        self._files.delete(target, False)
+        self._moved(fresh, target)
+
+    def read_json(self, name: str) -> Any:
+        """The document in a file; None when there is no file."""
+        text = self.read(name)
+        if text is None:
+            return None
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise StoreCorrupt(f"{self.path(name)} is no JSON: {error}") from None
+
+    def write_json(self, name: str, document: object) -> None:
+        self.write(name, json.dumps(document, indent=1, sort_keys=True) + "\n")
+
+    def move(self, name: str, to: str) -> None:
+        target = self._path(to)
+        self._files.mkdirs(target.getParent())
+        self._moved(self._path(name), target)
+
+    def remove(self, name: str) -> None:
+        """A file, or a directory with everything below; nothing happens when it is not there."""
+        path = self._path(name)
+        if not self._files.delete(path, True) and self._files.exists(path):
+            raise StoreError(f"{self.path(name)} cannot be removed; check its permissions")
+
+    def _moved(self, path: Any, target: Any) -> None:
+        if not self._files.rename(path, target):
+            raise StoreError(f"{path.toString()} cannot be renamed to {target.toString()}")
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self.path(name))
