@@ -113,7 +113,7 @@ def _named(text: str, minor: str) -> Jars:
         if match[1] not in (None, minor):
             return Jars(
                 why=f"{match[0]} of {JARS_VARIABLE} is for Spark {match[1]}, this is {minor};"
-                f" {_advice(minor)}"
+                f" {advice(minor)}"
             )
     return Jars(tuple(paths))
 
@@ -159,10 +159,11 @@ def _order(release: str) -> list[int]:
 
 def _why(minor: str, seen: list[str]) -> str:
     wrong = f" ({seen[0]} is for another Spark)" if seen else ""
-    return f"no jars of Delta Lake for Spark {minor} were found{wrong}; {_advice(minor)}"
+    return f"no jars of Delta Lake for Spark {minor} were found{wrong}; {advice(minor)}"
 
 
-def _advice(minor: str) -> str:
+def advice(minor: str) -> str:
+    """What to do for Delta Lake on a Spark."""
     if minor in RELEASES:
         return f"`cosmo pipeline jars` fetches them, or name them in {JARS_VARIABLE}"
     known = " or ".join(sorted(RELEASES))
