@@ -1,4 +1,4 @@
-"""What `lane` shares with `native`: big-endian numbers, the scanner of JSON, the checksum."""
+"""What `lane` and `arrow` share with `native`: numbers, the scanner of JSON, the checksum."""
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
