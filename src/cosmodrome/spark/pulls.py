@@ -134,6 +134,8 @@ class Pulls:
         count_max = self._ahead
         if self._answer_bytes:
             count_max = min(count_max, max(AHEAD_MIN, self._bytes_max // self._answer_bytes))
+        if len(self._out) > count_max // 2:
+            return  # several leave together: sending is what costs most
         while len(self._out) < count_max and self._next < self._end:
             self._out.append(self._pull(self._next, self._ask(self._next)))
             self._next += self._stride
