@@ -139,17 +139,17 @@ class _RangeReader:
             self._damaged(pulled, at, count)
             pulls.again()
             return
+        if pulled.next_offset <= self._position:
+            raise Unreachable(
+                f"{self._address} answers offset {self._position} with the next one being"
+                f" {pulled.next_offset}; look into the broker's log"
+            )
         missing = pulled.next_offset - pulled.offset - count
         if missing > 0 and not self._wanted.filtered and pulled.next_offset <= end:
             self._lose(
                 pulled.next_offset,
                 f"{missing} of the offsets {pulled.offset} to {pulled.next_offset - 1} are not in"
                 " the broker's answer (removed while being read, or damaged at the broker)",
-            )
-        if pulled.next_offset <= self._position:
-            raise Unreachable(
-                f"{self._address} answers offset {self._position} with the next one being"
-                f" {pulled.next_offset}; look into the broker's log"
             )
         self._position = min(end, pulled.next_offset)
 
