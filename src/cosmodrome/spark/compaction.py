@@ -4,7 +4,7 @@ Each topic and date is merged on its own, in steps that can be told apart afterw
 
     1. ID.json      the plan: which directories, what they become
     2. ID.data/     the merged rows, where no reader looks
-    3. ID.ready     from here on the merged rows count
+    3. ID.ready     from here on the merged rows count (merged.json names the merge before that)
     4. remove the old directories
     5. move ID.data into their place
     6. remove ID.ready, then ID.json
@@ -38,6 +38,7 @@ DATES_WATCHED = 3  # of each topic, while a stream runs: older ones get no new b
 
 _PLAN, _DATA, _READY = ".json", ".data", ".ready"
 _PARTITION = f"{BATCH}="
+_NEWEST = f"{OURS}/merged.json"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,6 +107,11 @@ class Compaction:
         """Whether a swap is under way, so that the listing of rows is not complete."""
         return any(entry.name.endswith(_READY) for entry in self._files.list(FOLDER))
 
+    def newest(self) -> str:
+        """The last merge that began to replace rows; a listing is whole while it stays the same."""
+        document = self._files.read_json(_NEWEST)
+        return str(document["id"]) if document is not None else ""
+
     def _plans(self, newest: int, more_than: int, everything: bool) -> Iterator[Merge]:
         for topic in self._partitions("", "topic="):
             dates = self._partitions(topic, f"{DATE}=")
@@ -139,6 +145,8 @@ class Compaction:
         self._write(merge, _PLAN)
         self._before("data")
         rows = self._merge_rows(merge)
+        self._before("newest")
+        self._files.write_json(_NEWEST, {"id": merge.id})
         self._before("ready")
         self._write(merge, _READY)
         self._swap(merge)

@@ -33,6 +33,7 @@ class LakeFiles:
     def __init__(self, spark: SparkSession, root: str) -> None:
         if not root.strip():
             raise ConfigError("the path of the archive is empty")
+        self.spark = spark
         session: Any = spark
         try:
             self._jvm: Any = session._jvm

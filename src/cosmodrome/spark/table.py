@@ -1,0 +1,271 @@
+"""One table over archive and live: the lake below a seam, the brokers above it.
+
+The seam of a queue is its end in the newest progress of the archive. Rows of complete batches lie
+below it, the live source starts at it, so nothing is missing and nothing is there twice, also while
+the archive goes on: what it writes later belongs to batches that this table does not read. The
+end of the live part is where the brokers are when an action runs.
+
+    df = table(spark, "orders", archive="/lake/orders", namesrv="127.0.0.1:9876")
+    create_view(spark, "orders", "orders", archive="/lake/orders")
+
+Columns are the source's, then `date` (UTC, of the store time; partitions are skipped by it) and,
+for an archive with parsed bodies, `value`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from cosmodrome.env.base import Env
+from cosmodrome.env.real import real_env
+from cosmodrome.errors import ConfigError, DirectoryInUse, Refused
+from cosmodrome.spark import json_values
+from cosmodrome.spark.cluster import Cluster
+from cosmodrome.spark.compaction import Compaction
+from cosmodrome.spark.given import Given
+from cosmodrome.spark.lake import BATCH, DATE, LOCK, VALUE, Lake, utc_date
+from cosmodrome.spark.lake_lock import LakeLock
+from cosmodrome.spark.offsets import Offsets, to_json
+from cosmodrome.spark.options import READ_OPTIONS, Connection
+from cosmodrome.spark.plan import settle
+from cosmodrome.spark.rows import COLUMNS, schema
+from cosmodrome.spark.source import register
+from cosmodrome.spark.subscription import report_losses
+from cosmodrome.wire.names import check_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+Moment = str | datetime.datetime | int  # ISO 8601 (UTC unless it says otherwise), or epoch ms
+
+_SWAP_WAIT_S = 30.0
+_SWAP_POLL_S = 0.05
+_LISTINGS_MAX = 20
+_DECIDED_HERE = (
+    *("subscribe", "subscribePattern", "assign", "path", "storePath", "columns"),
+    *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+)
+
+
+def table(
+    spark: SparkSession,
+    topic: str | Sequence[str],
+    *,
+    archive: str | None = None,
+    namesrv: str | None = None,
+    since: Moment | None = None,
+    until: Moment | None = None,
+    options: Mapping[str, str] | None = None,
+    env: Env | None = None,
+) -> DataFrame:
+    """The messages of a topic, or of several: from `archive`, from the brokers, or from both.
+
+    `since` and `until` (exclusive) bound the store time; `options` are others of the source.
+    """
+    topics = _topics(topic)
+    options = dict(options or {})
+    _check_options(options)
+    if archive is None and namesrv is None:
+        raise ConfigError("give archive=PATH, namesrv=HOST:PORT, or both")
+    wanted = _between(since, until)
+    if archive is None:
+        assert namesrv is not None
+        return _live(spark, topics, namesrv, options, None).where(wanted)
+    lake = Lake.open(spark, archive)
+    below, seam = stored(lake, topics, env or real_env())
+    value = _value_schema(lake)
+    if value is not None:
+        below = _with_value(lake, below, value)
+    below = below.where(wanted & _dates(since, until))
+    if namesrv is None:
+        return below
+    filters = {name: text for name, text in lake.info.filters.items() if name not in options}
+    above = _live(spark, topics, namesrv, {**filters, **options}, seam)
+    if value is not None:
+        above = above.withColumn(VALUE, json_values.parsed(value))
+    return below.unionByName(above.where(wanted))
+
+
+def create_view(
+    spark: SparkSession,
+    name: str,
+    topic: str | Sequence[str] | None = None,
+    *,
+    archive: str | None = None,
+    namesrv: str | None = None,
+    since: Moment | None = None,
+    until: Moment | None = None,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """The same as a temporary view for SQL; its topic is its name unless another is given."""
+    frame = table(
+        spark,
+        topic or name,
+        archive=archive,
+        namesrv=namesrv,
+        since=since,
+        until=until,
+        options=options,
+    )
+    frame.createOrReplaceTempView(f"`{name}`" if not name.isidentifier() else name)
+    return frame
+
+
+def stored(lake: Lake, topics: Sequence[str], env: Env) -> tuple[DataFrame, Offsets]:
+    """The complete batches of these topics, without `batch`, and where each of their queues ends.
+
+    The listing of files is the table's for good; one that a merge overtook is made again.
+    """
+    compaction = Compaction(lake)
+    for _ in range(_LISTINGS_MAX):
+        _settle(lake, compaction, env)
+        merge = compaction.newest()
+        # First the progress, then the listing: it then has all that the progress promises.
+        progress = lake.progress()
+        values = json_values.load(lake) if lake.info.json else None
+        found = lake.rows(values.column if values is not None else None)
+        if not compaction.pending() and compaction.newest() == merge:
+            break
+    else:
+        raise DirectoryInUse(f"{lake.files.root} is being merged all the time; try again later")
+    newest = progress.batch if progress is not None else -1
+    ends = progress.ends if progress is not None else {}
+    chosen = found.where(F.col("topic").isin(list(topics)) & (F.col(BATCH) <= newest)).drop(BATCH)
+    return chosen, {queue: end for queue, end in ends.items() if queue.topic in set(topics)}
+
+
+def moment(given: Moment) -> datetime.datetime:
+    """A point in time with a zone."""
+    if isinstance(given, int):
+        return datetime.datetime.fromtimestamp(given / 1000, datetime.UTC)
+    if isinstance(given, str):
+        ms = Given({"time": given}, ("time",)).moment_ms("time")
+        if ms is None:
+            raise ConfigError("a time is empty; write ISO 8601, e.g. 2026-01-31T12:00:00Z")
+        return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
+    return given if given.tzinfo is not None else given.replace(tzinfo=datetime.UTC)
+
+
+def _settle(lake: Lake, compaction: Compaction, env: Env) -> None:
+    """No merge is half done afterwards: a writer at work finishes its own, a dead one's we do."""
+    lock = LakeLock(lake.files, LOCK, env)
+    deadline_s = time.monotonic() + _SWAP_WAIT_S
+    while compaction.pending():
+        if lock.holder() is None:
+            try:
+                lock.acquire("cosmodrome.spark.table")
+            except DirectoryInUse:
+                continue
+            try:
+                compaction.settle()
+            finally:
+                lock.release()
+        elif time.monotonic() > deadline_s:
+            raise DirectoryInUse(
+                f"{lake.files.root}: a merge has not ended for {_SWAP_WAIT_S:.0f} s; look at the"
+                " job that writes this archive"
+            )
+        else:
+            time.sleep(_SWAP_POLL_S)
+
+
+def _live(
+    spark: SparkSession,
+    topics: Sequence[str],
+    namesrv: str,
+    options: Mapping[str, str],
+    seam: Offsets | None,
+) -> DataFrame:
+    register(spark)
+    reading = {**options, "namesrv": namesrv, "subscribe": ",".join(topics)}
+    if seam is not None:
+        starts = _starts(topics, reading, seam)
+        if not starts:
+            return spark.createDataFrame([], schema()).withColumn(DATE, utc_date())
+        reading["startingOffsets"] = json.dumps(to_json(starts))
+    return spark.read.format("rocketmq").options(**reading).load().withColumn(DATE, utc_date())
+
+
+def _starts(topics: Sequence[str], options: Mapping[str, str], seam: Offsets) -> Offsets:
+    """Where the live part of every queue begins; the archive's end, or its first message."""
+    given = Given(options, READ_OPTIONS)
+    with Cluster(Connection.parse(options)) as cluster:
+        queues = list(cluster.queues(topics))
+        bounds = cluster.bounds(queues) if queues else {}
+    starts, losses = settle(seam, bounds)
+    # Between the archive and the first message of a broker lies what expired in between.
+    report_losses(losses, given.flag("failOnDataLoss", True))
+    return {queue: starts.get(queue, low) for queue, (low, _) in bounds.items()}
+
+
+def _value_schema(lake: Lake) -> StructType | None:
+    if not lake.info.json:
+        return None
+    values = json_values.load(lake)
+    return values.whole if values.whole.fields else None
+
+
+def _with_value(lake: Lake, below: DataFrame, value: StructType) -> DataFrame:
+    """The stored column where it says everything, else the bodies parsed anew."""
+    if json_values.load(lake).exact:
+        return below
+    return below.withColumn(VALUE, json_values.parsed(value))
+
+
+def _between(since: Moment | None, until: Moment | None) -> Column:
+    wanted = F.lit(True)
+    if since is not None:
+        wanted = wanted & (F.col("store_time") >= _instant(since))
+    if until is not None:
+        wanted = wanted & (F.col("store_time") < _instant(until))
+    return wanted
+
+
+def _instant(given: Moment) -> Column:
+    """A literal that does not depend on the time zone of the session or of this process."""
+    return F.lit(moment(given))
+
+
+def _dates(since: Moment | None, until: Moment | None) -> Column:
+    """Partitions that can hold the span; the store time decides within them."""
+    wanted = F.lit(True)
+    if since is not None:
+        wanted = wanted & (F.col(DATE) >= moment(since).astimezone(datetime.UTC).date())
+    if until is not None:
+        wanted = wanted & (F.col(DATE) <= moment(until).astimezone(datetime.UTC).date())
+    return wanted
+
+
+def _topics(topic: str | Sequence[str]) -> list[str]:
+    topics = [topic] if isinstance(topic, str) else list(topic)
+    if not topics:
+        raise ConfigError("name a topic")
+    for name in topics:
+        try:
+            check_topic(name)
+        except Refused as error:
+            raise ConfigError(error.remark) from None
+    return topics
+
+
+def _check_options(options: Mapping[str, str]) -> None:
+    taken = {name.lower(): name for name in _DECIDED_HERE}
+    for name in options:
+        if name.lower() in taken:
+            raise ConfigError(
+                f"option {name} is decided by the table; use topic, since and until,"
+                " and select columns from it"
+            )
+
+
+__all__ = ["COLUMNS", "create_view", "moment", "stored", "table"]
