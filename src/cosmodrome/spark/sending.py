@@ -133,7 +133,8 @@ class Outbox:
                 await self._leave(line)
 
     async def hand_over(self) -> None:
-        """Let what has left reach the sockets, for a caller that will block the loop."""
+        """Let what has left reach the sockets, and what came be heard, for a caller that blocks
+        the loop."""
         for _ in range(HAND_OVER_TURNS):
             await asyncio.sleep(0)
 

@@ -63,9 +63,11 @@ class Task:
             outbox = Outbox(instance, options, of)
             try:
                 for batch in batches:
+                    # Answers, or the end of a connection, may have come while this one was made.
+                    await outbox.hand_over()
                     for begin in range(0, batch.num_rows, ROWS_AT_ONCE):
                         await outbox.add(rows.packed(batch.slice(begin, ROWS_AT_ONCE)))
-                    # The next batch may take its time, and nothing else runs meanwhile.
+                    # The next one may take its time, and nothing else runs meanwhile.
                     await outbox.hand_over()
                 await outbox.finish()
             except BaseException:
