@@ -12,7 +12,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from cosmodrome.env.real import RealDisk
@@ -81,6 +82,7 @@ def stop(spark: SparkSession) -> None:
     from pyspark import SparkContext
 
     with contextlib.suppress(Exception):  # a Java process that died needs no stopping
+        spark.sparkContext.setLogLevel("OFF")  # tasks that are still running complain of it
         spark.stop()
     gateway = SparkContext._gateway
     if gateway is None:
@@ -97,6 +99,26 @@ def stop(spark: SparkSession) -> None:
         except Exception:
             process.kill()
             process.wait()
+
+
+@contextlib.contextmanager
+def quiet_spark() -> Iterator[None]:
+    """While entered, pyspark does not print what it raises, nor what it thinks of pandas."""
+    from pyspark.logger import PySparkLogger
+
+    tellers = [
+        PySparkLogger.getLogger(f"{kind}QueryContextLogger") for kind in ("SQL", "DataFrame")
+    ]
+    before = [teller.disabled for teller in tellers]
+    for teller in tellers:
+        teller.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+            yield
+    finally:
+        for teller, disabled in zip(tellers, before, strict=True):
+            teller.disabled = disabled
 
 
 def check_version() -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NAMES_MAX = 64  # of one statement; also bounds the asking
 STORE_VIEW = "store"
 ARCHIVE_VIEW = "archive"
+JSON_COLUMN = "value"
 _NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
 
 
@@ -48,10 +49,10 @@ class Place:
         found = self._all(spark, name) if name not in self.names else None
         if found is None:
             found = self._topic(spark, self.names.get(name, name))
-        if self.json_bodies:
+        if self.json_bodies and JSON_COLUMN not in found.columns:  # an archive may have parsed them
             from cosmodrome.spark.bodies import json_bodies
 
-            found = json_bodies(found)
+            found = json_bodies(found, column=JSON_COLUMN)
         return found
 
     def _all(self, spark: SparkSession, name: str) -> DataFrame | None:
@@ -97,10 +98,13 @@ def run_sql(
     """The result of a statement; `find` gives the rows for each name that Spark does not know."""
     from pyspark.errors import AnalysisException
 
+    from cosmodrome.spark.session import quiet_spark
+
     made: list[str] = []
     while True:
         try:
-            return spark.sql(sql)
+            with quiet_spark():  # a name that is missing is no error here
+                return spark.sql(sql)
         except AnalysisException as error:
             name = missing_name(error.getCondition(), error.getMessageParameters())
             if name is None or name in made:

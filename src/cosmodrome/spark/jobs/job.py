@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import re
 import signal
 import sys
@@ -38,6 +39,7 @@ EXIT_FOUND = 6  # problems were found, as the store tools say it
 EXIT_INTERRUPTED = 130
 EXTRA_FIX = "pip install 'cosmodrome[spark]'"
 POLL_S = 1
+LINES_MAX = 12  # of an error of Spark
 
 
 class JobFailed(CosmodromeError):
@@ -178,25 +180,45 @@ def job(name: str, *, cluster: bool = True) -> Callable[[Callable[..., None]], c
             with _orderly(context):
                 callback(context, **given)
 
-        flagged: Any = run
+        # What a job has of its own comes first in its help; click keeps the list from the end.
+        common: Any = lambda: None  # noqa: E731
         for option in reversed((*(_CONNECTION if cluster else ()), *_SESSION)):
-            flagged = option(flagged)
-        return click.command(name)(flagged)
+            common = option(common)
+        own = getattr(run, "__click_params__", [])
+        run.__click_params__ = [*common.__click_params__, *own]  # type: ignore[attr-defined]
+        return click.command(name)(run)
 
     return make
 
 
 def explain(error: BaseException) -> str:
-    """The part of what Spark says that names the cause: ours if we raised it, else its own."""
-    text = str(error)
-    ours = re.findall(r"^(?:\S*: )?cosmodrome\.errors\.\w+: (.+?)$", text, re.MULTILINE)
-    if ours:
-        return str(ours[-1])
-    inner = re.findall(r"^((?:[A-Za-z_][\w.]*)?(?:Error|Exception): .+)$", text, re.MULTILINE)
-    first = text.strip().split("\n\nJVM stacktrace")[0].splitlines() or [type(error).__name__]
-    if "Traceback (most recent call last)" in text and inner:
-        return str(inner[-1])
-    return "\n".join(first[:12])
+    """The part of what Spark says that names the cause.
+
+    What Python raised in a task or while planning comes as the last line of a traceback inside
+    of Spark's words; it is worth more than they are, and if it is ours it needs no class name.
+    """
+    text = str(error).split("\n\nJVM stacktrace")[0].strip()
+    raised = _last_raised(text)
+    if raised is None:
+        return "\n".join(text.splitlines()[:LINES_MAX]) or type(error).__name__
+    name, words = raised
+    return words if name.startswith("cosmodrome.") and words else f"{name}: {words}"
+
+
+def _last_raised(text: str) -> tuple[str, str] | None:
+    """Class and words of the exception that the last traceback in a text ends with."""
+    lines = text.rpartition("Traceback (most recent call last):\n")
+    if not lines[1]:
+        return None
+    following = lines[2].splitlines()
+    for at, line in enumerate(following):
+        match = re.fullmatch(r"([A-Za-z_][\w.]*)(?:: (.*))?", line)
+        if match is not None:
+            more = itertools.takewhile(
+                lambda one: one.strip() and not one.startswith(("\t", "at ")), following[at + 1 :]
+            )
+            return match[1], "\n".join([match[2] or "", *more][:LINES_MAX])
+    return None
 
 
 _SESSION: tuple[Callable[[Any], Any], ...] = (
@@ -308,9 +330,12 @@ def _orderly(context: JobContext) -> Iterator[None]:
     def asked(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
+    from cosmodrome.spark.session import quiet_spark
+
     before = signal.signal(signal.SIGTERM, asked)
     try:
-        yield
+        with quiet_spark():
+            yield
     except KeyboardInterrupt:
         context.clear_note()
         raise click.exceptions.Exit(EXIT_INTERRUPTED) from None

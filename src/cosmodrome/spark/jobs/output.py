@@ -52,6 +52,8 @@ def write(
     for line in lines:
         if form == JSON:
             line = ("[\n" if not count else ",\n") + line
+        elif form == JSONL:
+            line += "\n"
         echo(line)
         count += 1
     if form == JSON:
