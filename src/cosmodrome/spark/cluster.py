@@ -22,10 +22,11 @@ from cosmodrome.client.values import NoRoute
 from cosmodrome.errors import Code, CosmodromeError, ProtocolError, Refused, TimedOut, Unreachable
 from cosmodrome.spark import links
 from cosmodrome.spark.options import Connection
+from cosmodrome.spark.times import Times
 from cosmodrome.transport.plain import PlainConnection
 from cosmodrome.transport.ports import VIP_OFFSET
 from cosmodrome.wire import bodies
-from cosmodrome.wire.bodies import MessageQueue, TopicList, TopicRouteData
+from cosmodrome.wire.bodies import EVERYTHING, TAG, MessageQueue, TopicList, TopicRouteData
 from cosmodrome.wire.commands.consume import PullMessage, PullReply, QueryMessage
 from cosmodrome.wire.commands.offset import (
     GetMaxOffset,
@@ -36,16 +37,17 @@ from cosmodrome.wire.commands.offset import (
 )
 from cosmodrome.wire.commands.route import GetAllTopicListFromNameserver, GetRouteinfoByTopic
 from cosmodrome.wire.message import UNIQ_KEY, parse_properties
-from cosmodrome.wire.record import iter_records
+from cosmodrome.wire.record import decode_record, iter_records
 from cosmodrome.wire.table import Command, R, Reply
 
 GROUP = "cosmodrome_spark"  # whose name pulls carry when the user gave none
 PULL_INLINE = 0x4  # the subscription is in the pull
-EVERYTHING = "*"
 EVER_MS = 2**63 - 1
 SAMPLE_MESSAGES = 32
 KEYS_AT_ONCE = 32  # searched in one round trip; each may bring 32 messages
 
+# A group that has nothing stored; 5.x refuses groups that it does not know.
+_NO_PROGRESS = (Code.QUERY_NOT_FOUND, Code.SUBSCRIPTION_GROUP_NOT_EXIST)
 # A connection that ends in one of these is of no use any more.
 BROKEN = (Unreachable, TimedOut, ProtocolError)
 
@@ -141,19 +143,40 @@ class Cluster:
 
     def at_time(self, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
         """Offsets of the first message stored at or after a time; the end when there is none."""
+        wanted = list(queues)
+        try:
+            bounds = self.bounds(wanted)
+        except PartlyUnreachable as error:
+            raise PartlyUnreachable[int](error.failures, {}) from error
 
         def ask(topic: str, queue: MessageQueue) -> list[Command[Any]]:
             number = queue.queue_id
-            return [
-                SearchOffsetByTimestamp(topic=topic, queue_id=number, timestamp=time_ms),
-                GetMaxOffset(topic=topic, queue_id=number),
-            ]
+            return [SearchOffsetByTimestamp(topic=topic, queue_id=number, timestamp=time_ms)]
 
         def read(queue: MessageQueue, answers: Answers) -> int:
-            found, end = (max(0, int(_good(queue, answer).offset)) for answer in answers)
-            return min(found, end)
+            return int(_good(queue, answers[0]).offset)
 
-        return self._each(queues, ask, read)
+        guesses = self._each(wanted, ask, read)
+        return Times(self._store_times).first(time_ms, bounds, guesses)
+
+    def _store_times(
+        self, places: list[tuple[MessageQueue, int]]
+    ) -> dict[tuple[MessageQueue, int], int | None]:
+        by_queue: dict[MessageQueue, list[int]] = {}
+        for queue, offset in places:
+            by_queue.setdefault(queue, []).append(offset)
+
+        def ask(topic: str, queue: MessageQueue) -> list[Command[Any]]:
+            number = queue.queue_id
+            return [pull_command(topic, number, offset, 1) for offset in by_queue[queue]]
+
+        def read(queue: MessageQueue, answers: Answers) -> list[int | None]:
+            return [_store_ms(_good(queue, answer).body) for answer in answers]
+
+        found: dict[tuple[MessageQueue, int], int | None] = {}
+        for queue, times in self._each(by_queue, ask, read).items():
+            found.update(zip(((queue, at) for at in by_queue[queue]), times, strict=True))
+        return found
 
     def average_bytes(self, queue: MessageQueue, offset: int) -> float | None:
         """Mean size of the messages from an offset on, by a sample; None when there is none."""
@@ -179,7 +202,7 @@ class Cluster:
 
         def read(queue: MessageQueue, answers: Answers) -> int:
             answer = answers[0]
-            if isinstance(answer, Refused) and answer.code == Code.QUERY_NOT_FOUND:
+            if isinstance(answer, Refused) and answer.code in _NO_PROGRESS:
                 return -1
             return int(_good(queue, answer).offset)
 
@@ -200,10 +223,26 @@ class Cluster:
                 )
             ]
 
-        def read(queue: MessageQueue, answers: Answers) -> None:
-            _good(queue, answers[0])
+        def introduce(topic: str, queue: MessageQueue) -> list[Command[Any]]:
+            pull = pull_command(topic, queue.queue_id, offsets[queue], 1, group=full)
+            return [pull, *ask(topic, queue)]
 
-        self._each(offsets, ask, read, masters_only=True)
+        def is_known(queue: MessageQueue, answers: Answers) -> bool:
+            last = answers[-1]
+            if isinstance(last, Refused) and last.code == Code.SUBSCRIPTION_GROUP_NOT_EXIST:
+                return False
+            _good(queue, last)
+            return True
+
+        known = self._each(offsets, ask, is_known, masters_only=True)
+        unknown = [queue for queue, stored in known.items() if not stored]
+        # Compat: 5.x stores offsets only of groups that it knows, and learns them by pulls.
+        stored = self._each(unknown, introduce, is_known, masters_only=True)
+        for queue in (queue for queue in unknown if not stored[queue]):
+            raise Refused(
+                Code.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"broker {queue.broker_name} does not know group {group}; create it there first",
+            )
 
     # --- messages --------------------------------------------------------------------------------
 
@@ -389,7 +428,7 @@ def pull_command(
     *,
     group: str = GROUP,
     expression: str = EVERYTHING,
-    kind: str = "TAG",
+    kind: str = TAG,
     bytes_max: int | None = None,
 ) -> PullMessage:
     """A pull that brings its subscription along and never waits at the broker."""
@@ -417,6 +456,10 @@ def _good(queue: MessageQueue, answer: Any) -> Any:
             f"{queue.topic}, queue {queue.queue_id} on {queue.broker_name}: {answer.remark}",
         )
     return answer
+
+
+def _store_ms(body: bytes) -> int | None:
+    return decode_record(body).store_ms if body else None
 
 
 def _matches(broker: str, key: str, answer: Reply | Refused) -> list[Found]:

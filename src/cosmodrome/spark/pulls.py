@@ -22,9 +22,11 @@ import collections
 import dataclasses
 
 from cosmodrome.errors import ProtocolError
-from cosmodrome.spark.cluster import EVERYTHING, pull_command
+from cosmodrome.spark.cluster import pull_command
 from cosmodrome.transport.plain import PlainConnection, Repeated
-from cosmodrome.wire.bodies import TAG
+from cosmodrome.wire import bodies
+from cosmodrome.wire.bodies import EVERYTHING, TAG, CheckClientRequestBody, SubscriptionData
+from cosmodrome.wire.commands.client import CheckClientConfig
 from cosmodrome.wire.commands.consume import PULLED, PullMessage
 from cosmodrome.wire.frame import Frame
 
@@ -32,6 +34,7 @@ ASK_MAX = 1_024  # messages in one answer
 AHEAD_MIN = 2  # one on its way while another one is taken apart
 LOOK_UP_FIRST, LOOK_UP_LAST = 32, 4_096  # full answers between pulls that ask for more
 _REQUESTS_KEPT = 32
+_CHECKED_MAX = 1_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,6 +47,26 @@ class Wanted:
     expression: str = EVERYTHING
     kind: str = TAG
     filtered: bool = False  # whether offsets may be left out of an answer
+
+    def check(self, link: PlainConnection, timeout_ms: int) -> None:
+        """Let the broker compile an SQL expression; Refused says what is wrong with it.
+
+        Compat: a pull with an expression that cannot be compiled brings every message on 4.x
+        and 5.x.
+        """
+        place = (link.said, self)
+        if self.kind == TAG or place in _checked:
+            return
+        data = SubscriptionData(
+            topic=self.topic, sub_string=self.expression, expression_type=self.kind
+        )
+        body = CheckClientRequestBody(
+            client_id=self.group, group=self.group, subscription_data=data
+        )
+        link.call(CheckClientConfig(body=bodies.encode(body)), timeout_ms)
+        if len(_checked) >= _CHECKED_MAX:
+            _checked.clear()
+        _checked.add(place)
 
 
 @dataclasses.dataclass(slots=True)
@@ -63,6 +86,9 @@ class _Pull:
     offset: int
     ask: int
     opaque: int
+
+
+_checked: set[tuple[str, Wanted]] = set()  # expressions and who has compiled them
 
 
 class Pulls:

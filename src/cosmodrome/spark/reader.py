@@ -20,7 +20,7 @@ from cosmodrome.client.namespace import wrap
 from cosmodrome.errors import Code, CosmodromeError, Refused, Unreachable
 from cosmodrome.layout import RECORD_QUEUE_OFFSET_AT
 from cosmodrome.spark import links, rows
-from cosmodrome.spark.cluster import BROKEN, EVERYTHING, GROUP, Cluster
+from cosmodrome.spark.cluster import BROKEN, GROUP, Cluster
 from cosmodrome.spark.dedupe import MARK, Dedupe, Marked
 from cosmodrome.spark.offsets import describe
 from cosmodrome.spark.options import ReadOptions
@@ -28,7 +28,7 @@ from cosmodrome.spark.plan import DataLoss, Range
 from cosmodrome.spark.pulls import Pulled, Pulls, Wanted
 from cosmodrome.speed.columnar import STOP_END, STOP_FULL, ColumnBuilder
 from cosmodrome.transport.plain import PlainConnection
-from cosmodrome.wire.bodies import SQL92, TAG, MessageQueue
+from cosmodrome.wire.bodies import EVERYTHING, SQL92, TAG, MessageQueue
 from cosmodrome.wire.names import RETRY_PREFIX
 
 log = logging.getLogger(__name__)
@@ -108,13 +108,14 @@ class _RangeReader:
 
     def _until_failure(self) -> Iterator[pa.RecordBatch]:
         options, end = self._options, self._span.end
+        timeout_ms = options.connection.timeout_ms
+        link = self._connected()
+        self._wanted.check(link, timeout_ms)
         pulls = Pulls(
-            self._connected(),
-            self._wanted,
-            end,
+            *(link, self._wanted, end),
             ahead=options.pulls_ahead,
             bytes_max=options.pull_bytes,
-            timeout_ms=options.connection.timeout_ms,
+            timeout_ms=timeout_ms,
         )
         while self._position < end and self._link is not None:
             before = self._position

@@ -19,7 +19,7 @@ from cosmodrome.spark.options import ReadOptions
 from cosmodrome.spark.plan import DataLoss, Range
 from cosmodrome.spark.reader import DamagedMessage, read_range
 from cosmodrome.spark.repeats import MARK
-from cosmodrome.wire.commands import SendMessage
+from cosmodrome.wire.commands import CheckClientConfig, SendMessage
 from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.message import format_properties, pack_host
 from cosmodrome.wire.record import Record, encode_record
@@ -208,6 +208,8 @@ def shelf(
     """A broker whose queue has the offsets of `kept` but the `holes`, and gives what it likes."""
 
     def one(frame: Frame) -> bytes:
+        if frame.code == CheckClientConfig.request_code:
+            return answer(frame)
         offset, ask = int(frame.ext["queueOffset"]), int(frame.ext["maxMsgNums"])
         if asked is not None:
             asked.append((offset, ask))
