@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cosmodrome.errors import ConfigError
 from cosmodrome.spark.rows import COLUMNS
 
 if TYPE_CHECKING:
@@ -150,3 +151,19 @@ def test_errors_say_what_to_do(spark: SparkSession, lab: Lab, filled: str) -> No
         lab.read(spark, filled, startingOffsets=place).count()
     careless = lab.read(spark, filled, startingOffsets=place, failOnDataLoss="false")
     assert bodies(careless) == list(range(20))
+
+
+def test_json_bodies(spark: SparkSession, lab: Lab) -> None:
+    from cosmodrome.spark import infer_json_schema, json_bodies
+
+    topic = lab.topic(queues=1)
+    lab.send(topic, ['{"a": 1, "b": "x"}', "no json", '{"a": 2.5, "c": [true]}', "[1]"])
+    options = {"namesrv": lab.namesrv, "subscribe": topic}
+    schema = infer_json_schema(spark, options)
+    assert schema.simpleString() == "struct<a:double,b:string,c:array<boolean>>"
+    rows = json_bodies(lab.read(spark, topic)).orderBy("queue_offset").collect()
+    assert [row.value and row.value.a for row in rows] == [1.0, None, 2.5, None]
+    with pytest.raises(ConfigError, match="a stream has no schema"):
+        json_bodies(lab.stream(spark, topic))
+    with pytest.raises(ConfigError, match="none of the first 1000 bodies"):
+        infer_json_schema(spark, lab.read(spark, topic, endingTimestamp=0))
