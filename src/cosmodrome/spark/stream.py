@@ -9,7 +9,8 @@ to publish it is a warning.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -22,8 +23,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from cosmodrome.errors import CosmodromeError
-from cosmodrome.spark.offsets import Offsets, from_json, to_json
+from cosmodrome.errors import CosmodromeError, TimedOut, Unreachable
+from cosmodrome.spark.offsets import Offsets, describe, from_json, to_json
 from cosmodrome.spark.options import EARLIEST_WORD, LATEST_WORD, ReadOptions
 from cosmodrome.spark.plan import Range, cut, resolve, settle, within_bytes, within_rows
 from cosmodrome.spark.sight import Lookout, Sight
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
+
+_PUBLISH_PAUSE_S = 10.0  # a broker that is down must not slow every batch
 
 OpenCluster = Callable[[ReadOptions], Asks]
 
@@ -62,7 +65,14 @@ def open_cluster(options: ReadOptions) -> Asks:
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lives in one planning process of the driver; tasks get a copy that holds options only."""
 
-    def __init__(self, options: ReadOptions, opener: OpenCluster = open_cluster) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        opener: _PUBLISH_PAUSE_S = 10.0  # a broker that is down must not slow every batch
+
+OpenCluster = open_cluster,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._options = options
         self._opener = opener
         self._cluster: Asks | None = None
@@ -71,7 +81,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = None  # where a Trigger.AvailableNow run ends
         self._first: Offsets = {}  # where queues that were discovered later begin
         self._published: Offsets = {}
-        self._publish_failed = False
+        self._now = now
+        self._publish_again: float | None = None  # after a failure: when to try it again
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self._options,))
@@ -187,29 +198,36 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if rows is not None:
             ends = within_rows(base, ends, rows)
         if size is not None:
-            ends = within_bytes(base, ends, self._averages(base, ends), size)
+            ends = within_bytes(base, ends, self._averages(base, ends, size), size)
         return ends
 
-    def _averages(self, base: Offsets, ends: Offsets) -> Mapping[Any, float]:
-        cluster = self._asked()
-        averages = {q: cluster.average_bytes(q, base[q]) for q in ends if ends[q] > base[q]}
-        return {queue: average for queue, average in averages.items() if average is not None}
+    def _averages(self, base: Offsets, ends: Offsets, size: int) -> dict[Any, float]:
+        averages: dict[Any, float] = {}
+        for queue in (queue for queue in ends if ends[queue] > base[queue]):
+            try:
+                average = self._asked().average_bytes(queue, base[queue])
+            except (Unreachable, TimedOut) as error:
+                log.warning("sizes of %s are unknown: %s", describe(queue), error)
+                average = None
+            # Without a sample one message is taken for the whole limit: too little, never too much.
+            averages[queue] = size if average is None else average
+        return averages
 
     def _publish(self, offsets: Offsets) -> None:
         group = self._options.consumer_group
         if group is None:
             return
         news = {queue: at for queue, at in offsets.items() if self._published.get(queue) != at}
-        if not news:
+        if not news or (self._publish_again or 0.0) > self._now():
             return
         try:
             self._asked().commit(group, news)
         except CosmodromeError as error:
-            if not self._publish_failed:
+            if self._publish_again is None:
                 log.warning("progress of group %s is not published: %s", group, error)
-            self._publish_failed = True
+            self._publish_again = self._now() + _PUBLISH_PAUSE_S
             return
-        self._publish_failed = False
+        self._publish_again = None
         self._published.update(news)
 
     def _asked(self) -> Asks:

@@ -303,13 +303,19 @@ def test_name_servers_may_be_down_for_a_while(cluster: FakeCluster) -> None:
 def test_progress_is_published_and_never_kills(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream = reader(cluster, consumerGroup="g")
+    clock = [0.0]
+    options = ReadOptions.parse({"namesrv": "a:1", "subscribe": "t", "consumerGroup": "g"})
+    stream = TopicStreamReader(options, lambda _: cluster, lambda: clock[0])
     cluster.publishing_fails = True
     with caplog.at_level(logging.WARNING):
         latest(stream, FIRST)
+        clock[0] += 11
         latest(stream, FIRST)
     assert len([r for r in caplog.records if "not published" in r.message]) == 1
     cluster.publishing_fails = False
+    latest(stream, FIRST)
+    assert cluster.published == []  # a pause after a failure
+    clock[0] += 11
     latest(stream, FIRST)
     moved = {**FIRST, queue(0): 30}
     latest(stream, moved)
