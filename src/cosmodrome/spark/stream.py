@@ -68,9 +68,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(
         self,
         options: ReadOptions,
-        opener: _PUBLISH_PAUSE_S = 10.0  # a broker that is down must not slow every batch
-
-OpenCluster = open_cluster,
+        opener: OpenCluster = open_cluster,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
