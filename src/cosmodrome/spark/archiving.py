@@ -76,7 +76,9 @@ class Archiver:
         try:
             self._lock.check()
             if not self._is_complete(batch):
-                self._take(frame.select(*COLUMNS), batch)
+                # No more files than tasks that run at once, however many queues there are.
+                tasks = self.lake.spark.sparkContext.defaultParallelism
+                self._take(frame.select(*COLUMNS).coalesce(max(1, tasks)), batch)
             self.compact()
         finally:
             self.busy = False

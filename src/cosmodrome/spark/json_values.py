@@ -130,16 +130,21 @@ def parsed(schema: StructType) -> Column:
 
 
 def _cleaned(found: StructType, depth: int) -> StructType:
-    """Without fields that no table can have: odd names, names that differ in case only."""
+    """Without names that no table can have. Names that differ in case only become one field: to
+    Spark they are the same."""
     fields: dict[str, StructField] = {}
     for field in found.fields:
         name = field.name
-        if not name or _BAD_CHARACTERS & set(name) or name.lower() in fields:
+        if not name or _BAD_CHARACTERS & set(name):
             log.warning("event=json-field-left-out name=%r", name[:80])
             continue
         kind = _cleaned_type(field.dataType, depth + 1)
-        if kind is not None:
-            fields[name.lower()] = StructField(name, kind)
+        if kind is None:
+            continue
+        same = fields.get(name.lower())
+        if same is not None:
+            kind = _joined_type(same.dataType, kind, _holding_both)
+        fields[name.lower()] = StructField(same.name if same is not None else name, kind)
     return StructType(list(fields.values()))
 
 

@@ -8,6 +8,7 @@ reads back what it wrote, which leaves a window of one rename between two starts
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from cosmodrome.env.base import Env
 from cosmodrome.errors import CosmodromeError, DirectoryInUse
 from cosmodrome.spark.lake_files import LakeFiles
+
+log = logging.getLogger(__name__)
 
 SILENT_MS = 60_000
 BEAT_MS = 5_000
@@ -58,9 +61,13 @@ class LakeLock:
             )
 
     def release(self) -> None:
-        if self._token and self._read().get("token") == self._token:
-            self._files.remove(self._name)
-        self._token = ""
+        token, self._token = self._token, ""
+        try:
+            if token and self._read().get("token") == token:
+                self._files.remove(self._name)
+        except Exception as error:
+            # With the JVM gone there is no file system; a dead process holds nothing anyway.
+            log.warning("event=lake-lock-left path=%s reason=%s", self._files.root, error)
 
     def holder(self) -> dict[str, Any] | None:
         """Who holds it; None when it is free or its holder is dead."""

@@ -40,6 +40,7 @@ from cosmodrome.wire.names import check_topic
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from cosmodrome.spark.lake import Lake
     from cosmodrome.spark.lake_lock import LakeLock
     from cosmodrome.spark.table import Moment
 
@@ -124,9 +125,12 @@ def replay(
     _check(target_topic, rate, slice_rows)
     register(spark)
     lake = Lake.open(spark, archive)
-    frame = table(spark, source_topic, archive=archive, since=since, until=until, env=env)
-    if where:
-        frame = frame.where(where)
+
+    def rows() -> DataFrame:
+        found = table(spark, source_topic, archive=archive, since=since, until=until, env=env)
+        return found.where(where) if where else found
+
+    frame = rows()
     rows_max = slice_rows if rate is None else max(1, min(slice_rows, int(rate * SLICE_S)))
     if dry_run:
         return _rehearsed(frame, _plan(frame, "", source_topic, target_topic, rows_max))
@@ -143,7 +147,7 @@ def replay(
             kept.begin(plan)
         sending = {**(options or {}), "namesrv": namesrv, "topic": target_topic}
         pace = _Pace(rate, lock, stop)
-        return _send(frame, plan, kept, sending, keep_keys, pace, watch, before)
+        return _send(_Rows(lake, rows), plan, kept, sending, keep_keys, pace, watch, before)
     finally:
         lock.release()
 
@@ -181,8 +185,26 @@ class _Pace:
             time.sleep(min(early_s, _REST_S))
 
 
+class _Rows:
+    """The rows of the archive, listed anew when files were merged meanwhile."""
+
+    def __init__(self, lake: Lake, make: Callable[[], DataFrame]) -> None:
+        from cosmodrome.spark.compaction import Compaction
+
+        self._compaction = Compaction(lake)
+        self._make = make
+        self._merge: str | None = None
+        self._frame: DataFrame | None = None
+
+    def frame(self) -> DataFrame:
+        newest = self._compaction.newest()
+        if self._frame is None or newest != self._merge:
+            self._frame, self._merge = self._make(), newest
+        return self._frame
+
+
 def _send(
-    frame: DataFrame,
+    source: _Rows,
     plan: ReplayPlan,
     kept: ReplayState,
     sending: Mapping[str, str],
@@ -204,7 +226,7 @@ def _send(
 
     while slices < len(plan.slices) and pace.ready():
         before(slices)
-        sent = _send_slice(frame, plan, slices, sending, keep_keys)
+        sent = _send_slice(source.frame(), plan, slices, sending, keep_keys)
         pace.sent(sent)
         slices, rows = slices + 1, rows + sent
         kept.record(slices, rows)
