@@ -36,6 +36,7 @@ from cosmodrome.spark.stream import (
     read_partition,
 )
 from cosmodrome.spark.subscription import batch_ranges
+from cosmodrome.wire.names import is_system_topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -154,9 +155,14 @@ class PushingStoreReader(StoreReader):
 
 def narrowed(options: ReadOptions, wanted: Wanted) -> ReadOptions:
     """Options of a store scan that skip what the filters leave out anyway."""
-    topics = wanted.sets.get("topic")
+    # To name a system topic is to ask for it; a filter that names one is not.
+    topics = [
+        name
+        for name in sorted(wanted.sets.get("topic") or ())
+        if options.include_system or not is_system_topic(name)
+    ]
     if topics and not (options.topics or options.pattern or options.assign):
-        options = dataclasses.replace(options, topics=tuple(sorted(topics)))
+        options = dataclasses.replace(options, topics=tuple(topics))
     if wanted.since_ms is not None:
         since = max(wanted.since_ms, options.starting_ms or 0)
         options = dataclasses.replace(options, starting_ms=since)

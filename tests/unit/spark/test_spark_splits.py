@@ -533,6 +533,31 @@ def test_columns_and_their_order(tmp_path: Path) -> None:
     assert row["store_time"] == at
 
 
+def test_a_filter_does_not_ask_for_system_topics(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    from pyspark.sql.datasource import In
+
+    from cosmodrome.spark.pushdown import Wanted
+    from cosmodrome.spark.source import narrowed
+
+    make_log(tmp_path / "commitlog", mixed())
+    for names, bodies in (
+        (("B", "rmq_sys_wheel_timer"), [b"2", b"3"]),
+        (("rmq_sys_wheel_timer",), []),
+    ):
+        wanted = Wanted()
+        list(wanted.take([In(("topic",), names)]))
+        chosen = narrowed(options(tmp_path), wanted)
+        found = [
+            row["body"]
+            for split in plan_splits(chosen)
+            for batch in read_split(split, chosen)
+            for row in batch.to_pylist()
+            if row["topic"] in names
+        ]
+        assert found == bodies
+
+
 # --- what goes wrong -----------------------------------------------------------------------------
 def test_a_place_that_is_no_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is not a directory here"):
