@@ -132,7 +132,7 @@ class Backoff:
 
     def __init__(self, retries: int, chance: random.Random | None = None) -> None:
         self._retries = retries
-        self._random = chance or real_env().random
+        self._random = chance
         self.failures: list[str] = []
 
     def failed(self, error: Exception) -> bool:
@@ -142,6 +142,8 @@ class Backoff:
 
     def wait(self) -> None:
         longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(len(self.failures), 16) / 2)
+        if self._random is None:
+            self._random = real_env().random  # now, because forked processes must differ
         time.sleep(longest * (0.5 + 0.5 * self._random.random()))
 
     def reset(self) -> None:

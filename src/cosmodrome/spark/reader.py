@@ -42,6 +42,10 @@ class DamagedMessage(CosmodromeError):
     """A broker gives a message that cannot be read, again and again."""
 
 
+class LookupFailed(CosmodromeError):
+    """It cannot be said whether a message is a repetition."""
+
+
 def read_range(span: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """The messages [start, end) of a queue, in batches of some thousand rows."""
     reader = _RangeReader(span, options)
@@ -129,7 +133,13 @@ class _RangeReader:
 
     def _take(self, pulled: Pulled, pulls: Pulls) -> Iterator[pa.RecordBatch]:
         """The rows of an answer into the builder; full batches come out."""
-        builder, body, end = self._builder, pulled.body, self._span.end
+        if pulled.next_offset <= self._position:
+            raise Unreachable(
+                f"{self._address} answers offset {self._position} with the next one being"
+                f" {pulled.next_offset}; look into the broker's log"
+            )
+        builder, body = self._builder, pulled.body
+        end = min(self._span.end, pulled.next_offset)
         before, at, size = builder.records, 0, len(pulled.body)
         at, why = builder.add(body, 0, size, low=self._position, high=end)
         while why == STOP_FULL:
@@ -140,19 +150,14 @@ class _RangeReader:
             self._damaged(pulled, at, count)
             pulls.again()
             return
-        if pulled.next_offset <= self._position:
-            raise Unreachable(
-                f"{self._address} answers offset {self._position} with the next one being"
-                f" {pulled.next_offset}; look into the broker's log"
-            )
         missing = pulled.next_offset - pulled.offset - count
-        if missing > 0 and not self._wanted.filtered and pulled.next_offset <= end:
+        if missing > 0 and not self._wanted.filtered and pulled.next_offset == end:
             self._lose(
                 pulled.next_offset,
                 f"{missing} of the offsets {pulled.offset} to {pulled.next_offset - 1} are not in"
                 " the broker's answer (removed while being read, or damaged at the broker)",
             )
-        self._position = min(end, pulled.next_offset)
+        self._position = end
 
     def _damaged(self, pulled: Pulled, at: int, count: int) -> None:
         """Go on before a message that cannot be read, once; the second time is one too many."""
@@ -259,7 +264,14 @@ class _RangeReader:
             return
         batch = rows.batch(count, buffers, self._columns)
         if marked and self._dedupe is not None:
-            batch = _without_repeats(batch, marked, self._dedupe)
+            try:
+                batch = _without_repeats(batch, marked, self._dedupe)
+            except CosmodromeError as error:
+                # Of a kind that ends the read: the rows are out of the builder already.
+                raise LookupFailed(
+                    f"{describe(self._queue)}: not every broker of the topic can be asked for"
+                    f" repeated messages, as dedupe=true needs: {error}"
+                ) from error
         if self._columns is not self._options.columns:
             batch = batch.select(list(self._options.columns))
         if self._options.connection.namespace and "topic" in self._options.columns:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from live_kit import another_broker, connection, dead_address, queue_of, send
+from tests.plain_peer import Peer, answer
 
 from cosmodrome import Message
 from cosmodrome.blocking import Node, Producer, embedded
@@ -15,6 +16,7 @@ from cosmodrome.client.values import NoRoute
 from cosmodrome.errors import Code, ConfigError, Refused, Unreachable
 from cosmodrome.spark import links
 from cosmodrome.spark.cluster import Cluster, PartlyUnreachable
+from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.message import UNIQ_KEY
 
 
@@ -178,6 +180,20 @@ def test_refusals_name_the_queue(node: Node, cosmo_topic: str) -> None:
         with pytest.raises(Refused, match="queue 99 on embedded") as raised:
             cluster.average_bytes(beyond, 0)
         assert raised.value.code == Code.SYSTEM_ERROR
+
+
+def test_every_request_is_signed() -> None:
+    def respond(frames: list[Frame]) -> bytes:
+        return b"".join(answer(frame, body=b'{"topicList":["T"]}') for frame in frames)
+
+    with Peer(respond) as peer:
+        keys = {"access_key": "me", "secret_key": "secret-1", "security_token": "token"}
+        with Cluster(connection(peer.address, **keys)) as cluster:
+            assert cluster.topics() == ["T"]
+        (request,) = peer.requests
+        assert request.ext["AccessKey"] == "me" and request.ext["SecurityToken"] == "token"
+        assert len(request.ext["Signature"]) == 28
+        assert "secret-1" not in str(request)
 
 
 # --- connections that are kept -----------------------------------------------------------------

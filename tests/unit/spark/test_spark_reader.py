@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +16,12 @@ from cosmodrome import Message
 from cosmodrome.blocking import Node, Producer, embedded
 from cosmodrome.errors import Refused
 from cosmodrome.spark import links
+from cosmodrome.spark.cluster import Cluster
 from cosmodrome.spark.options import ReadOptions
-from cosmodrome.spark.plan import Range
+from cosmodrome.spark.plan import DataLoss, Range
 from cosmodrome.spark.reader import read_range
 from cosmodrome.spark.rows import COLUMNS, arrow_schema
+from cosmodrome.wire.commands import DeleteExpiredCommitlog
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +175,30 @@ def test_a_broker_that_gives_much_at_once(cosmo_topic: str) -> None:
             for first in range(0, 4000, 1000):
                 producer.send_batch(batch[first : first + 1000], queue=queue_of(cosmo_topic))
         assert read(whole(node, cosmo_topic, 4000), options(node)) == expected(0, 4000)
+
+
+def test_expired_messages(cosmo_topic: str) -> None:
+    """Log files of 64 KiB that are removed as soon as nobody writes to them."""
+    with embedded(
+        mapped_file_size_commit_log=64 << 10,
+        mapped_file_size_consume_queue=20 * 50,
+        file_reserved_time=0,
+    ) as node:
+        send_all(node.namesrv, [Message(cosmo_topic, os.urandom(1_000)) for _ in range(300)])
+        with Cluster(connection(node.namesrv)) as cluster:
+            link = links.take(node.broker_address, connection(node.namesrv))
+            deadline = time.monotonic() + 30
+            queue = queue_of(cosmo_topic)
+            while cluster.bounds([queue])[queue][0] == 0 and time.monotonic() < deadline:
+                link.call(DeleteExpiredCommitlog(), 10_000)
+                time.sleep(0.02)
+            links.give_back(node.broker_address, connection(node.namesrv), link)
+            least, most = cluster.bounds([queue])[queue]
+        assert 0 < least < most == 300
+        span = whole(node, cosmo_topic, 300)
+        with pytest.raises(DataLoss, match=f"wanted offset 0, .* {least} "):
+            read(span, options(node))
+        kept = read(span, options(node, fail_on_data_loss=False))
+        assert [row[0] for row in kept] == list(range(least, 300))
+        kept = read(span, options(node, fail_on_data_loss=False, tags=("none",)))
+        assert kept == []

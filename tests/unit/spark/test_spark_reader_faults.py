@@ -17,7 +17,7 @@ from cosmodrome.errors import Code, Refused, Unreachable
 from cosmodrome.spark import links
 from cosmodrome.spark.options import ReadOptions
 from cosmodrome.spark.plan import DataLoss, Range
-from cosmodrome.spark.reader import DamagedMessage, read_range
+from cosmodrome.spark.reader import DamagedMessage, LookupFailed, read_range
 from cosmodrome.spark.repeats import MARK
 from cosmodrome.wire.commands import CheckClientConfig, SendMessage
 from cosmodrome.wire.frame import Frame
@@ -168,7 +168,9 @@ def test_a_connection_is_left_usable_by_a_reader_that_stops_early(
 # --- brokers with their own mind -----------------------------------------------------------------
 
 
-def record(offset: int, body: bytes | None = None, sys_flag: int = 0) -> bytes:
+def record(
+    offset: int, body: bytes | None = None, sys_flag: int = 0, properties: str = ""
+) -> bytes:
     host = pack_host("127.0.0.1", 1)
     return encode_record(
         Record(
@@ -185,7 +187,7 @@ def record(offset: int, body: bytes | None = None, sys_flag: int = 0) -> bytes:
             reconsume_times=0,
             prepared_offset=0,
             body=b"m%d" % offset if body is None else body,
-            properties="",
+            properties=properties,
             **_derived(),
         )
     )
@@ -384,3 +386,18 @@ def test_repetitions_are_dropped_on_request(node: Node, cosmo_topic: str) -> Non
     late = dataclasses.replace(span, start=10)
     rows = read(late, options(node.namesrv, dedupe=True, columns=("body",)))
     assert [row[0] for row in rows] == bodies[10:]
+
+
+def test_repetitions_that_cannot_be_looked_up_end_the_read() -> None:
+    """Rows of a batch that was begun must not be skipped by trying again."""
+    marked = format_properties({"UNIQ_KEY": "K", MARK: "1"})
+
+    def respond(frames: list[Frame]) -> bytes:
+        ext = {"nextBeginOffset": "7", "minOffset": "0", "maxOffset": "9"}
+        body = record(5, properties=marked) + record(6)
+        return b"".join(answer(frame, ext, body=body) for frame in frames)
+
+    with Peer(respond) as peer:
+        span = Range(queue_of(TOPIC), 5, 7, (peer.address,))
+        with pytest.raises(LookupFailed, match=rf"{TOPIC}.*dedupe=true.*no name server"):
+            read(span, options(dead_address(), retries=1, dedupe=True))
