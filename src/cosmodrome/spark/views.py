@@ -95,24 +95,33 @@ class Place:
 def run_sql(
     spark: SparkSession, sql: str, find: Callable[[SparkSession, str], DataFrame]
 ) -> DataFrame:
-    """The result of a statement; `find` gives the rows for each name that Spark does not know."""
+    """The result of a statement; `find` gives the rows for each name that Spark does not know.
+
+    The views exist only while the statement is analysed, which puts their rows into its plan:
+    the next statement may find other rows under the same names.
+    """
     from pyspark.errors import AnalysisException
 
     from cosmodrome.spark.session import quiet_spark
 
     made: list[str] = []
-    while True:
-        try:
-            with quiet_spark():  # a name that is missing is no error here
-                return spark.sql(sql)
-        except AnalysisException as error:
-            name = missing_name(error.getCondition(), error.getMessageParameters())
-            if name is None or name in made:
-                raise
+    try:
+        while True:
+            try:
+                with quiet_spark():  # a name that is missing is no error here
+                    return spark.sql(sql)
+            except AnalysisException as error:
+                name = missing_name(error.getCondition(), error.getMessageParameters())
+                if name is None or name in made:
+                    raise
             if len(made) == NAMES_MAX:
-                raise ConfigError(f"a statement may name {NAMES_MAX} topics, not more") from None
-        made.append(name)
-        find(spark, name).createOrReplaceTempView(quoted(name))
+                raise ConfigError(f"a statement may name {NAMES_MAX} topics, not more")
+            frame = find(spark, name)
+            made.append(name)
+            frame.createOrReplaceTempView(quoted(name))
+    finally:
+        for name in made:
+            spark.sql(f"DROP VIEW IF EXISTS {quoted(name)}")
 
 
 def missing_name(condition: str | None, parameters: Mapping[str, str] | None) -> str | None:
