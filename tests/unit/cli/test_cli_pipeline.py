@@ -137,6 +137,8 @@ def test_words_of_spark_are_cut_down_to_the_cause() -> None:
         "\tat org.apache.spark.X"
     )
     assert explain(Exception(ours)) == "topic t has no route;\nmake it first"
+    stated = ours.partition("make")[0] + " SQLSTATE: 38000\n\tat org"
+    assert explain(Exception(stated)) == "topic t has no route;"
     chained = (
         "Traceback (most recent call last):\n  File\nKeyError: 1\n\nDuring handling:\n\n"
         "Traceback (most recent call last):\n  File\nValueError: two\n\tat java"

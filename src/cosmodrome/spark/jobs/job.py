@@ -205,6 +205,11 @@ def explain(error: BaseException) -> str:
     return words if name.startswith("cosmodrome.") and words else f"{name}: {words}"
 
 
+def _belongs(line: str) -> bool:
+    """Whether a line behind the first of an exception is still of its words, not of Spark's."""
+    return bool(line.strip()) and not line.startswith(("\t", "at ", " SQLSTATE: "))
+
+
 def _last_raised(text: str) -> tuple[str, str] | None:
     """Class and words of the exception that the last traceback in a text ends with."""
     lines = text.rpartition("Traceback (most recent call last):\n")
@@ -214,9 +219,7 @@ def _last_raised(text: str) -> tuple[str, str] | None:
     for at, line in enumerate(following):
         match = re.fullmatch(r"([A-Za-z_][\w.]*)(?:: (.*))?", line)
         if match is not None:
-            more = itertools.takewhile(
-                lambda one: one.strip() and not one.startswith(("\t", "at ")), following[at + 1 :]
-            )
+            more = itertools.takewhile(_belongs, following[at + 1 :])
             return match[1], "\n".join([match[2] or "", *more][:LINES_MAX])
     return None
 
