@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -52,15 +53,25 @@ def first_queue(cluster: Cluster, topic: str) -> tuple[MessageQueue, tuple[str, 
     return next(iter(cluster.queues([topic]).items()))
 
 
+def until(found: Callable[[], object], wanted: object) -> None:
+    """Upstream's queues and key index follow the log a moment later."""
+    deadline = time.monotonic() + 20
+    while (last := found()) != wanted and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert last == wanted
+
+
 def test_a_range_is_read_whole(target: Target, place: str) -> None:
     with Cluster(options(target).connection) as cluster:
         queue, addresses = first_queue(cluster, place)
         bodies = [b"m%d" % at for at in range(300)]
         ids = fill(target, queue, bodies)
-        assert cluster.bounds([queue]) == {queue: (0, 300)}
+        until(lambda: cluster.bounds([queue]), {queue: (0, 300)})
         assert place in cluster.topics()
-        (found,) = cluster.find_by_unique_key(place, ids[123])
-        assert found[:3] == (queue.broker_name, 0, 123)
+        until(
+            lambda: [found[:3] for found in cluster.find_by_unique_key(place, ids[123])],
+            [(queue.broker_name, 0, 123)],
+        )
         average = cluster.average_bytes(queue, 10)
         assert average is not None and average > 91
     rows = list(enumerate(bodies))
@@ -81,6 +92,7 @@ def test_messages_of_all_sizes(target: Target, place: str) -> None:
     with Cluster(options(target).connection) as cluster:
         queue, addresses = first_queue(cluster, place)
         fill(target, queue, bodies * 3)
+        until(lambda: cluster.bounds([queue]), {queue: (0, 21)})
     rows = read(Range(queue, 0, 21, addresses), options(target))
     assert [row[1] for row in rows] == bodies * 3
 
@@ -101,6 +113,7 @@ def test_offsets_by_time(target: Target, place: str) -> None:
                 # Pairs are stored close together, often in the same millisecond.
                 producer.send(Message(place, b"m%d" % at), queue=queue)
                 time.sleep(0.02 if at % 2 else 0)
+        until(lambda: cluster.bounds([queue]), {queue: (0, 12)})
         span = Range(queue, 0, 12, addresses)
         rows = read(span, options(target, columns=("store_time",)))
         times = [round(row[0].timestamp() * 1000) for row in rows]  # type: ignore[attr-defined]
