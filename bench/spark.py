@@ -38,7 +38,8 @@ SOURCES = ROOT / "bench" / "clients"
 SIZE, QUEUES, RATE = 1024, 4, 10_000
 BODIES_HELD = 128 << 10  # in the file; beyond them they come again, too far away to compress
 TOPIC, LIVE_TOPIC = "BenchScan", "BenchLive"
-WARM_SECONDS, LIVE_SECONDS, LIVE_TURNS = 6, 15, 2
+WARM_SECONDS, LIVE_SECONDS, LIVE_TURNS = 8, 15, 2
+FEED_SECONDS = 300  # a feeder is ended when its turn is over
 SIDES = ("kafka", "ours")
 SCANS = {"noop": "to noop", "four": "four columns to noop", "parquet": "to Parquet"}
 # What the ratio ours : Kafka may be at most.
@@ -122,9 +123,9 @@ class SparkSide:
 class Brokers:
     """A Kafka and a node of ours, and how to fill their topics alike."""
 
-    def __init__(self, kafka: KafkaNode, node: CosmoNode, bodies: Path, size: int) -> None:
-        self.addresses = {"kafka": kafka.address, "ours": node.namesrv_address}
-        self.store = node.data
+    def __init__(self, addresses: dict[str, str], store: Path, bodies: Path, size: int) -> None:
+        self.addresses = addresses
+        self.store = store
         self._bodies = bodies
         self._size = size
 
@@ -155,15 +156,19 @@ def _kafka_load() -> list[str]:
 
 
 @contextlib.contextmanager
-def brokers(folder: Path, size: int) -> Iterator[Brokers]:
-    bodies = folder / "bodies"
+def brokers(folder: Path, size: int, sides: list[str]) -> Iterator[Brokers]:
+    bodies, store = folder / "bodies", folder / "node" / "data"
     bodies.write_bytes(os.urandom(BODIES_HELD * size))
-    flush = ["--set", "flushDiskType=ASYNC_FLUSH"]
-    with (
-        KafkaNode(folder / "kafka", partitions=QUEUES) as kafka,
-        CosmoNode(folder / "node" / "data", options=flush) as node,
-    ):
-        yield Brokers(kafka, node, bodies, size)
+    addresses: dict[str, str] = {}
+    with contextlib.ExitStack() as running:
+        if "kafka" in sides:
+            kafka = running.enter_context(KafkaNode(folder / "kafka", partitions=QUEUES))
+            addresses["kafka"] = kafka.address
+        if "ours" in sides:
+            flush = ["--set", "flushDiskType=ASYNC_FLUSH"]
+            node = running.enter_context(CosmoNode(store, options=flush))
+            addresses["ours"] = node.namesrv_address
+        yield Brokers(addresses, store, bodies, size)
 
 
 def finish(child: subprocess.Popen[bytes], what: str) -> None:
@@ -195,10 +200,9 @@ def live(options: argparse.Namespace, held: Brokers, spark: SparkSide) -> Rows:
     rows: Rows = {}
     for side in options.sides:
         finish(held.fill(side, LIVE_TOPIC, QUEUES * 100), side)
-    seconds = WARM_SECONDS + LIVE_SECONDS
     for _ in range(LIVE_TURNS):
         for side in options.sides:
-            feeder = held.fill(side, LIVE_TOPIC, RATE * (seconds + 15), RATE)
+            feeder = held.fill(side, LIVE_TOPIC, RATE * FEED_SECONDS, RATE)
             try:
                 found = spark.ask(
                     "stream",
@@ -235,7 +239,7 @@ def measure(options: argparse.Namespace) -> tuple[Rows, str]:
     (ROOT / "build").mkdir(exist_ok=True)
     with (
         tempfile.TemporaryDirectory(dir=ROOT / "build") as scratch,
-        brokers(Path(scratch), options.size) as held,
+        brokers(Path(scratch), options.size, options.sides) as held,
     ):
         for side in options.sides:
             began = time.monotonic()
@@ -332,7 +336,10 @@ def decode_speed() -> float | None:
         from bench import columnar
     except ImportError:
         return None
-    return float(columnar.decode_mb_per_s(body_bytes=SIZE))
+    from cosmodrome.speed import columnar as chosen
+
+    data = columnar.records(40_000, SIZE)
+    return columnar.rate(chosen, data, tuple(chosen.KINDS), True, 3.0)
 
 
 def render(options: argparse.Namespace, rows: Rows) -> str:

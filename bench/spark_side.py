@@ -23,6 +23,7 @@ FOUR = {
     "kafka": ["partition", "offset", "timestamp", "value"],
     "ours": ["queue_id", "queue_offset", "store_time", "body"],
 }
+FIRST_BATCH_S = 90
 STAMP = {"kafka": "timestamp", "ours": "store_time"}
 
 
@@ -103,15 +104,19 @@ def count(spark: SparkSession, ask: Ask) -> Answer:
 
 
 def stream(spark: SparkSession, ask: Ask) -> Answer:
-    """Follows a topic for `seconds`, of which the first `warm_seconds` do not count."""
+    """Follows a topic. What counts is `seconds` long and begins `warm_seconds` after the first
+    batch."""
     batches: list[list[float]] = []  # rows, mean and oldest age of a row when the batch is done
     stamp = F.unix_micros(F.col(STAMP[ask["side"]]))
-    counting_from = time.monotonic() + ask["warm_seconds"]
+    first: list[float] = []
 
     def take(batch: DataFrame, _number: int) -> None:
         row = batch.agg(F.count("*"), F.avg(stamp), F.min(stamp)).first()
-        now_us = time.time() * 1e6
-        if row is not None and row[0] and time.monotonic() > counting_from:
+        now_us, now = time.time() * 1e6, time.monotonic()
+        if row is None or not row[0]:
+            return
+        first.append(now)
+        if now > first[0] + ask["warm_seconds"]:
             batches.append([row[0], (now_us - row[1]) / 1e3, (now_us - row[2]) / 1e3])
 
     checkpoint = tempfile.mkdtemp(dir=ask["folder"])
@@ -119,10 +124,11 @@ def stream(spark: SparkSession, ask: Ask) -> Answer:
     source = source.options(**options(ask, startingOffsets="latest"))
     writer = source.load().writeStream.foreachBatch(take)
     query = writer.option("checkpointLocation", checkpoint).start()
+    deadline = time.monotonic() + FIRST_BATCH_S
+    while not first and time.monotonic() < deadline:
+        query.awaitTermination(1)  # raises what the query ended with
     query.awaitTermination(ask["warm_seconds"] + ask["seconds"])
     query.stop()
-    if query.exception() is not None:
-        raise RuntimeError(str(query.exception()))
     done = [progress["durationMs"] for progress in query.recentProgress]
     took = [times for times in done if "addBatch" in times][-len(batches) :]
     shutil.rmtree(checkpoint)
