@@ -23,6 +23,8 @@ Not guaranteed:
 - Topics whose brokers cannot all be asked: the read fails instead of guessing.
 - Messages that others wrote, and those a writer without idempotenceId wrote in two batch jobs:
   they are different messages.
+- Two runs of a stream whose drivers' clocks disagree by more than a restart takes: their marks
+  are ordered by the time of planning.
 - Delayed rows with equal delivery time may be delivered, and read, in another order than sent.
 
 A copy on the same broker is in the index as soon as the marked message can be read. On other

@@ -206,14 +206,14 @@ class Outbox:
         if first.kind is MessageKind.DELAY:
             self._marked = True  # it may wait where it is not found yet
             return
-        asked = [
-            self._has(address, first)
-            for broker in route.addresses
-            if (address := self._instance.routes.address(broker)) is not None
-        ]
+        asked = [self._has(broker, first) for broker in route.addresses]
         self._marked = any(await asyncio.gather(*asked))
 
-    async def _has(self, address: str, first: Packed) -> bool:
+    async def _has(self, broker: str, first: Packed) -> bool:
+        """Who cannot be asked may have it."""
+        address = self._instance.routes.address(broker)
+        if address is None:
+            return True
         query = QueryMessage(
             topic=first.topic,
             key=first.msg_id,
@@ -227,7 +227,7 @@ class Outbox:
         except Refused as refusal:
             return refusal.code != Code.QUERY_NOT_FOUND
         except CosmodromeError:
-            return True  # who cannot be asked may have it
+            return True
         return any(
             parse_properties(record.properties).get(UNIQ_KEY) == first.msg_id
             for record in decode_records(reply.body)

@@ -19,6 +19,7 @@ from sink_kit import Context, bodies, in_stream, read, schema_of, write
 
 from cosmodrome import speed
 from cosmodrome.blocking import Node, embedded
+from cosmodrome.client.links import Links
 from cosmodrome.client.send.failures import BadMessage, SendFailed, SendTimedOut
 from cosmodrome.errors import Code, ConfigError, Refused, TimedOut, Unreachable
 from cosmodrome.spark import repeats, sending
@@ -26,6 +27,7 @@ from cosmodrome.spark.repeats import MARK
 from cosmodrome.spark.sending import Outbox
 from cosmodrome.spark.write_options import WriteOptions
 from cosmodrome.spark.writer import Sent, make_stream_writer, make_writer
+from cosmodrome.wire.commands.consume import QueryMessage
 from cosmodrome.wire.message import UNIQ_KEY
 
 BODY = "body binary"
@@ -449,6 +451,39 @@ def test_a_stage_that_is_repeated_finds_its_first_row(node: Node, cosmo_topic: s
     assert len(found) == 60
     assert found.count(None) == 30
     assert len({mark for mark in found if mark}) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TimedOut("late"), Unreachable("gone"), Refused(Code.SYSTEM_ERROR, "no index")],
+    ids=repr,
+)
+def test_who_cannot_be_asked_for_the_first_row_may_have_it(
+    node: Node, cosmo_topic: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    write(node.namesrv, BODY, [[b"a"]], topic=cosmo_topic)
+    real = Links.call
+
+    async def call(links: Links, address: str, command: Any, timeout_ms: int | None = None) -> Any:
+        if isinstance(command, QueryMessage):
+            raise error
+        return await real(links, address, command, timeout_ms)
+
+    monkeypatch.setattr(Links, "call", call)
+    write(node.namesrv, BODY, [[b"b"]], topic=cosmo_topic)
+    before, after = marks(node, cosmo_topic)
+    assert before is None
+    assert after is not None
+
+
+def test_a_delayed_first_row_is_not_looked_for(node: Node, cosmo_topic: str) -> None:
+    """It may lie where it is not found yet, so what follows it is marked."""
+    write(node.namesrv, BODY, [[b"a"]], topic=cosmo_topic)
+    rows = [[b"c", 600_000], [b"b", None]]
+    write(node.namesrv, "body binary, delay_ms bigint", rows, topic=cosmo_topic)
+    before, after = marks(node, cosmo_topic)
+    assert before is None
+    assert after is not None
 
 
 def test_nothing_leaves_before_the_first_row_is_acknowledged(
