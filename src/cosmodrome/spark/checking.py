@@ -272,11 +272,11 @@ def _repeated_ids(good: DataFrame, limit: int) -> tuple[int, list[Finding]]:
         .agg(F.count("*").alias("times"), F.min(place).alias("first"), F.max(place).alias("last"))
         .where(F.col("times") > 1)
     )
-    total = repeated.agg(F.coalesce(F.sum(F.col("times") - 1), F.lit(0)).alias("more")).collect()
-    count = int(total[0].more)
-    if not count:
-        return 0, []
     rows = repeated.orderBy("topic", "first", "msg_id").limit(limit).collect()
+    count = sum(row.times - 1 for row in rows)
+    if len(rows) == limit:  # there may be more than are listed
+        total = F.coalesce(F.sum(F.col("times") - 1), F.lit(0)).alias("more")
+        count = int(repeated.agg(total).collect()[0].more)
     return count, [
         Finding(
             *(DUPLICATE_ID, row.topic, row["first"].broker),
@@ -290,10 +290,8 @@ def _repeated_ids(good: DataFrame, limit: int) -> tuple[int, list[Finding]]:
 
 def _damage(kept: DataFrame, limit: int) -> tuple[int, list[Finding]]:
     damaged = kept.where(F.col(CORRUPT_COLUMN).isNotNull())
-    count = damaged.count()
-    if not count:
-        return 0, []
     rows = damaged.orderBy("commit_log_offset").limit(limit).collect()
+    count = damaged.count() if len(rows) == limit else len(rows)
     return count, [
         Finding(CORRUPT, None, row.broker, None, None, row[CORRUPT_COLUMN]) for row in rows
     ]
