@@ -123,21 +123,25 @@ def shim_home(java: str, cache: str) -> str:
     text = _SHIM.format(java=shlex.quote(java), module=MISSING_MODULE).encode()
     home = os.path.join(cache, f"java-{hashlib.sha256(text).hexdigest()[:16]}")
     program = os.path.join(home, "bin", "java")
+    write_program(program, text)
+    return home
+
+
+def write_program(path: str, text: bytes) -> None:
+    """An executable file with this content, made once."""
     disk = RealDisk()
     try:
-        if os.access(program, os.X_OK) and disk.read(program) == text:
-            return home
+        if os.access(path, os.X_OK) and disk.read(path) == text:
+            return
         # Under a name of this process first: whoever sees the right one can run it.
-        fresh = f"{program}.{os.getpid()}"
+        fresh = f"{path}.{os.getpid()}"
         disk.replace(fresh, text, keep=False)
         os.chmod(fresh, 0o755)
-        os.replace(fresh, program)
+        os.replace(fresh, path)
     except OSError as error:
         raise ConfigError(
-            f"{program} cannot be made: {error}; set XDG_CACHE_HOME to a folder that can be"
-            " written, or install a JDK and set JAVA_HOME"
+            f"{path} cannot be made: {error}; set XDG_CACHE_HOME to a folder that can be written"
         ) from error
-    return home
 
 
 def cache_dir(environ: Mapping[str, str]) -> str:

@@ -1,16 +1,19 @@
 """Sessions as the jobs want them: a Java that is found, loopback only, quiet, the source known.
 
 On a local master everything listens on 127.0.0.1 and the workers run this very Python. On a
-cluster only what was asked for is set; `archive_env` ships a packed virtual environment there.
+cluster only what was asked for is set; `archive_env` ships a packed virtual environment there,
+and paths without a scheme should then be absolute: the driver's Java runs in a folder of its own.
 Whatever `conf` says wins.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -19,7 +22,7 @@ from typing import TYPE_CHECKING
 from cosmodrome.env.real import RealDisk
 from cosmodrome.errors import ConfigError
 from cosmodrome.spark import delta as delta_lake
-from cosmodrome.spark.java import use_java
+from cosmodrome.spark.java import cache_dir, use_java, write_program
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,6 +52,8 @@ def session(
     pyspark_version = check_version()
     from pyspark.sql import SparkSession
 
+    from cosmodrome.spark.source import register
+
     given = dict(conf or {})
     master = master or given.get("spark.master") or "local[*]"
     settings = {"spark.app.name": app, "spark.master": master, **_common()}
@@ -63,7 +68,11 @@ def session(
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
-        spark = builder.getOrCreate()
+        with quiet_spark():
+            if archive_env is not None:
+                _launch_beside_env(settings)
+            spark = builder.getOrCreate()
+            register(spark)
     except Exception as error:
         if "JAVA_GATEWAY_EXITED" in str(error):
             raise ConfigError(
@@ -71,9 +80,6 @@ def session(
                 " Often it is memory: try --conf spark.driver.memory=512m"
             ) from error
         raise
-    from cosmodrome.spark.source import register
-
-    register(spark)
     return spark
 
 
@@ -180,7 +186,30 @@ def _shipped(master: str, archive_env: str | None) -> dict[str, str]:
             f" `venv-pack -o {os.path.basename(archive_env)}` in an environment that has"
             " cosmodrome[spark]"
         )
-    return {"spark.archives": f"{archive_env}#{ENV_NAME}"}
+    place = archive_env if "://" in archive_env else os.path.abspath(archive_env)
+    return {"spark.archives": f"{place}#{ENV_NAME}"}
+
+
+def _launch_beside_env(settings: Mapping[str, str]) -> None:
+    """Start the Java process of the driver where `./env/bin/python` is, too.
+
+    Spark plans with the same Python path on the driver as it runs tasks with on the executors,
+    but only they have the archive unpacked beside them. Here that path leads to this Python.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None:
+        return
+    name = hashlib.sha256(sys.executable.encode()).hexdigest()[:16]
+    folder = os.path.join(cache_dir(os.environ), f"driver-{name}")
+    text = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
+    write_program(os.path.join(folder, ENV_NAME, "bin", "python"), text.encode())
+    conf = SparkConf()
+    for key, value in settings.items():
+        conf.set(key, value)
+    gateway = launch_gateway(conf, {"cwd": folder})  # type: ignore[no-untyped-call]
+    SparkContext._ensure_initialized(gateway=gateway)
 
 
 def _delta(version: str, wanted: bool | None, settings: Mapping[str, str]) -> dict[str, str]:
