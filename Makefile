@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q --retries 
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check sim faults oracle bench golden docs lock clean
+.PHONY: help run test check demo sim faults oracle bench golden docs lock clean
 
 help: ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -23,6 +23,9 @@ check: $(VENV)/.dev ## formatting, lint, types, and the rules of the house
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/tidy -q
+
+demo: $(VENV)/.dev ## orders stream in, an archive follows, SQL over both: about a minute
+	$(BIN)/python -m examples.demo $(ARGS)
 
 sim: $(VENV)/.dev ## replay one simulated life of the store: make sim SEED=42
 	$(BIN)/python -m pytest tests/sim -q --sim-seed=$(SEED)
