@@ -7,7 +7,15 @@ importing this package does not.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cosmodrome.spark.bodies import infer_json_schema, json_bodies
+    from cosmodrome.spark.session import session
+    from cosmodrome.spark.source import CosmodromeSource, RocketMQSource, register
+    from cosmodrome.spark.table import create_view, table
 
 _HOMES: dict[str, str] = {
     "register": "source",
@@ -15,11 +23,31 @@ _HOMES: dict[str, str] = {
     "CosmodromeSource": "source",
     "session": "session",
     "table": "table",
+    "create_view": "table",
     "infer_json_schema": "bodies",
     "json_bodies": "bodies",
 }
 
-__all__ = list(_HOMES)
+__all__ = [
+    "CosmodromeSource",
+    "RocketMQSource",
+    "create_view",
+    "infer_json_schema",
+    "json_bodies",
+    "register",
+    "session",
+    "table",
+]
+
+
+class _Package(ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Importing a module binds it here; it must not hide the function of the same name."""
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 pyspark = pytest.importorskip("pyspark")
 
 from cosmodrome.errors import ConfigError  # noqa: E402
-from cosmodrome.spark import delta, session  # noqa: E402
+from cosmodrome.spark import delta  # noqa: E402
 from cosmodrome.spark.jobs.jars import by_hand, fetch  # noqa: E402
+
+session = importlib.import_module("cosmodrome.spark.session")
 
 
 def test_an_old_pyspark_is_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
