@@ -1,0 +1,26 @@
+"""A broker's directory without the broker: any RocketMQ store, damaged ones too.
+
+.venv/bin/python examples/spark/06_offline_store.py [DIR]     # cosmo-data, as `make run` makes it
+"""
+
+import os
+import sys
+
+from pyspark.sql import functions as F
+
+from cosmodrome.spark import session
+
+STORE = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("COSMO_STORE", "cosmo-data")
+
+spark = session("offline store")
+store = spark.read.format("rocketmq").option("storePath", STORE).load()
+
+store.groupBy("topic").agg(
+    F.count("*").alias("messages"),
+    F.sum("store_size").alias("bytes"),
+    F.min("store_time").alias("oldest"),
+).orderBy("topic").show(truncate=False)
+
+damaged = store.where("_corrupt_record IS NOT NULL").select("commit_log_offset", "_corrupt_record")
+print(damaged.count(), "damaged places")
+damaged.show(5, truncate=False)
