@@ -109,14 +109,19 @@ def stream(spark: SparkSession, ask: Ask) -> Answer:
     batches: list[list[float]] = []  # rows, mean and oldest age of a row when the batch is done
     stamp = F.unix_micros(F.col(STAMP[ask["side"]]))
     first: list[float] = []
+    counted: set[int] = set()
+    over = False
 
-    def take(batch: DataFrame, _number: int) -> None:
+    def take(batch: DataFrame, number: int) -> None:
+        if over:
+            return
         row = batch.agg(F.count("*"), F.avg(stamp), F.min(stamp)).first()
         now_us, now = time.time() * 1e6, time.monotonic()
         if row is None or not row[0]:
             return
         first.append(now)
         if now > first[0] + ask["warm_seconds"]:
+            counted.add(number)
             batches.append([row[0], (now_us - row[1]) / 1e3, (now_us - row[2]) / 1e3])
 
     checkpoint = tempfile.mkdtemp(dir=ask["folder"])
@@ -124,13 +129,18 @@ def stream(spark: SparkSession, ask: Ask) -> Answer:
     source = source.options(**options(ask, startingOffsets="latest"))
     writer = source.load().writeStream.foreachBatch(take)
     query = writer.option("checkpointLocation", checkpoint).start()
-    deadline = time.monotonic() + FIRST_BATCH_S
+    deadline = time.monotonic() + FIRST_BATCH_S + ask["warm_seconds"] + ask["seconds"]
     while not first and time.monotonic() < deadline:
         query.awaitTermination(1)  # raises what the query ended with
     query.awaitTermination(ask["warm_seconds"] + ask["seconds"])
+    # A query that is stopped inside of a batch of Python ends with a stack overflow in Spark.
+    over = True
+    before = query.lastProgress
+    while query.isActive and query.lastProgress == before and time.monotonic() < deadline:
+        time.sleep(0.01)
     query.stop()
-    done = [progress["durationMs"] for progress in query.recentProgress]
-    took = [times for times in done if "addBatch" in times][-len(batches) :]
+    progress = [done for done in query.recentProgress if done["batchId"] in counted]
+    took = [done["durationMs"] for done in progress if "addBatch" in done["durationMs"]]
     shutil.rmtree(checkpoint)
     return {"batches": batches, "took_ms": took}
 
