@@ -30,7 +30,7 @@ def run(frame: DataFrame, out: Path) -> StreamingQuery:
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(240)
     return query
 
 
@@ -96,7 +96,7 @@ def test_a_running_stream_meets_new_queues_and_topics(
         lab.send(topic, ["new queue"], queue=1)
         other = lab.topic(queues=1, prefix=prefix)
         lab.send(other, ["new topic"])
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         seen: set[tuple[str, int, str]] = set()
         while len(seen) < 3 and time.monotonic() < deadline:
             query.processAllAvailable()
