@@ -22,8 +22,6 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import Observation
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from cosmodrome.errors import StoreCorrupt, StoreError
@@ -157,17 +155,16 @@ class Compaction:
         places = [self._files.path(f"{merge.folder}/{name}") for name in merge.inputs]
         size = sum(self._files.size_bytes(f"{merge.folder}/{name}") for name in merge.inputs)
         found: DataFrame = spark.read.schema(self._data_schema()).parquet(*places)
-        observed = Observation()
         with exact_timestamps(spark):
             (
                 found.coalesce(max(1, -(-size // LARGE_BYTES)))
                 .sortWithinPartitions("broker", "queue_id", "queue_offset")
-                .observe(observed, F.count(F.lit(1)).alias("rows"))
                 .write.mode("overwrite")
                 .option("compression", self._compression)
                 .parquet(self._files.path(merge.data))
             )
-        written, expected = int(observed.get["rows"]), found.count()
+        merged = spark.read.schema(self._data_schema()).parquet(self._files.path(merge.data))
+        written, expected = merged.count(), found.count()
         if written != expected:
             raise StoreError(
                 f"{merge.folder}: {expected} rows to merge became {written}; nothing was replaced"

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,8 @@ _INFO = f"{OURS}/archive.json"
 _PROGRESS = f"{OURS}/progress"
 _STAGING = ".spark-staging"
 _DAY_S = 86_400
+_OBSERVED_WAIT_S = 3.0  # it comes a moment after the action, from another thread of Spark
+_OBSERVED_POLL_S = 0.01
 # INT96, Spark's default, has no statistics: nothing could be skipped by time.
 _TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 
@@ -194,11 +197,9 @@ class Lake:
     ) -> Written:
         """Make the rows of `frame` the rows of this batch, and no others."""
         observed = Observation()
-        stamped = frame.observe(
-            observed,
-            F.count(F.lit(1)).alias("rows"),
-            F.coalesce(F.unix_millis(F.max("store_time")), F.lit(0)).alias("newest_ms"),
-        ).withColumns({DATE: utc_date(), BATCH: F.lit(batch).cast("long")})
+        stamped = frame.observe(observed, *_measures()).withColumns(
+            {DATE: utc_date(), BATCH: F.lit(batch).cast("long")}
+        )
         if self.info.lake == DELTA:
             (
                 stamped.write.format(DELTA)
@@ -219,8 +220,12 @@ class Lake:
                     .partitionBy("topic", DATE, BATCH)
                     .parquet(self.files.root)
                 )
-        measured = observed.get
-        return Written(rows=int(measured["rows"]), newest_ms=int(measured["newest_ms"]))
+        seen = measured(observed)
+        if seen is None:
+            # Delta does not run a transaction that it has already; empty plans may be left out.
+            counted = self.rows().where(F.col(BATCH) == batch).agg(*_measures()).first()
+            seen = counted.asDict() if counted is not None else {"rows": 0, "newest_ms": 0}
+        return Written(rows=int(seen["rows"]), newest_ms=int(seen["newest_ms"]))
 
     def rows(self, value: StructType | None = None) -> DataFrame:
         """All rows: the source's columns, date, batch, and `value` when its type is given."""
@@ -265,6 +270,27 @@ def lake_schema(value: StructType | None = None) -> StructType:
     if value is not None:
         fields.append(StructField(VALUE, value))
     return StructType(fields)
+
+
+def _measures() -> tuple[Column, Column]:
+    return (
+        F.count(F.lit(1)).alias("rows"),
+        F.coalesce(F.unix_millis(F.max("store_time")), F.lit(0)).alias("newest_ms"),
+    )
+
+
+def measured(observed: Observation) -> dict[str, Any] | None:
+    """What was observed by an action that has ended; None when Spark left the observation out.
+
+    `Observation.get` would then wait for ever: Spark may find that there is nothing to run.
+    """
+    inner: Any = observed
+    deadline_s = time.monotonic() + _OBSERVED_WAIT_S
+    while not inner._jo.future().isCompleted():
+        if time.monotonic() > deadline_s:
+            return None
+        time.sleep(_OBSERVED_POLL_S)
+    return observed.get
 
 
 def utc_date() -> Column:

@@ -241,11 +241,13 @@ def _send_slice(
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
+    from cosmodrome.spark.lake import measured
+
     observed = Observation()
+    wanted = frame.where(_within(plan.slices[number]))
     rows = (
-        frame.where(_within(plan.slices[number]))
         # A queue stays in one task, and rows lie the same way whenever the slice is run.
-        .repartition(plan.partitions, "broker", "queue_id")
+        wanted.repartition(plan.partitions, "broker", "queue_id")
         .sortWithinPartitions("queue_offset", "broker", "queue_id")
         .observe(observed, F.count(F.lit(1)).alias("rows"))
     )
@@ -257,7 +259,8 @@ def _send_slice(
         .option("idempotenceId", f"{plan.id}-{number}")
         .save()
     )
-    return int(observed.get["rows"])
+    seen = measured(observed)
+    return int(seen["rows"]) if seen is not None else wanted.count()
 
 
 def _message_columns(keep_keys: bool) -> Iterator[Column]:
