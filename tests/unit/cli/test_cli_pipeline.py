@@ -147,6 +147,8 @@ def test_words_of_spark_are_cut_down_to_the_cause() -> None:
     assert (
         explain(Exception("[PARSE] bad;\nline 1\n\nJVM stacktrace:\nx")) == "[PARSE] bad;\nline 1"
     )
+    tree = "[UNRESOLVED] no `bodi`; line 1 pos 7;\n'Project ['bodi]\n+- View (`orders`, [body#1])\n"
+    assert explain(Exception(tree)) == "[UNRESOLVED] no `bodi`; line 1 pos 7"
     assert explain(Exception("")) == "Exception"
     assert explain(Exception("\n".join("abcdefghijklmnop"))).count("\n") == 11
 

@@ -40,6 +40,8 @@ EXIT_INTERRUPTED = 130
 EXTRA_FIX = "pip install 'cosmodrome[spark]'"
 POLL_S = 1
 LINES_MAX = 12  # of an error of Spark
+# The tree that follows Spark's words on a query it does not understand: its root, then branches.
+_PLAN = re.compile(r"\n[^\n]*\n *(?:\+-|:-) ")
 
 
 class JobFailed(CosmodromeError):
@@ -200,6 +202,7 @@ def explain(error: BaseException) -> str:
     text = str(error).split("\n\nJVM stacktrace")[0].strip()
     raised = _last_raised(text)
     if raised is None:
+        text = _PLAN.split(text)[0].rstrip("; \n")
         return "\n".join(text.splitlines()[:LINES_MAX]) or type(error).__name__
     name, words = raised
     return words if name.startswith("cosmodrome.") and words else f"{name}: {words}"
