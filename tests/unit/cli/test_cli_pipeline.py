@@ -129,6 +129,26 @@ def test_ends_of_a_job() -> None:
     assert isinstance(run(broken).exception, ZeroDivisionError)
 
 
+@needs_spark
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["archive", "/lake"], "name the topics to archive"),
+        (["archive", "/lake", "-t", "a", "--pattern", "b"], "not both"),
+        (["check"], "check what?"),
+        (["replay", "/lake", "a", "bad topic"], "bad topic"),
+        (["replay", "/lake", "a", "b", "--rate", "0"], "rate must be above 0"),
+    ],
+)
+def test_mistakes_are_told_before_spark_starts(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JobContext, "spark", property(lambda _self: pytest.fail("started")))
+    ran = CliRunner().invoke(pipeline, words)
+    assert isinstance(ran.exception, ConfigError), ran.output
+    assert says in str(ran.exception)
+
+
 def test_words_of_spark_are_cut_down_to_the_cause() -> None:
     ours = (
         "[PYTHON_DATA_SOURCE_ERROR] Failed to plan: Traceback (most recent call last):\n"

@@ -194,7 +194,7 @@ def _lake(
 def _subject(topics: str | Sequence[str] | None, pattern: str | None) -> dict[str, str]:
     names = [topics] if isinstance(topics, str) else list(topics or ())
     if bool(names) == bool(pattern):
-        raise ConfigError("name the topics to archive, or a pattern, and not both")
+        raise ConfigError("name the topics to archive (-t), or a pattern, and not both")
     return {"subscribePattern": pattern} if pattern else {"subscribe": ",".join(names)}
 
 
@@ -345,6 +345,7 @@ def command(
         gone = compact_archive(job.spark, path)
         job.say(f"merged {gone} directories of {path}")
         return
+    _subject(topics, pattern)  # what is wrong is said before Spark starts
     options = job.source_options()
     namesrv = options.pop("namesrv")
     if allow_loss:

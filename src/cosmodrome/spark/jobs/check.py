@@ -227,6 +227,8 @@ def command(
     live = archive is None and store is None
     if not live and context.namesrv_given:
         raise ConfigError("-n asks a cluster and makes no sense with --archive or --store")
+    if live and not topics and pattern is None:
+        raise ConfigError("check what? name a topic, or give --pattern, --archive or --store")
     options = context.source_options() if live else None
     spark = context.spark
     context.note("checking …")

@@ -387,6 +387,7 @@ def command(job: JobContext, archive: str, source: str, target: str, **given: An
 
     The messages of a queue stay in order. Ctrl-C ends it after the running slice; --resume goes on.
     """
+    _check(target, given["rate"], given["slice_rows"])  # before Spark starts
     options = job.source_options()
     namesrv = options.pop("namesrv")
     spark = job.spark
