@@ -141,20 +141,22 @@ class _RangeReader:
         builder, body = self._builder, pulled.body
         end = min(self._span.end, pulled.next_offset)
         before, at, size = builder.records, 0, len(pulled.body)
+        held, taken = builder.rows, 0
         at, why = builder.add(body, 0, size, low=self._position, high=end)
         while why == STOP_FULL:
+            held, taken = 0, taken + builder.rows - held
             yield from self._batch()
             at, why = builder.add(body, at, size, low=self._position, high=end)
-        count = builder.records - before
+        taken += builder.rows - held
         if why != STOP_END:
-            self._damaged(pulled, at, count)
+            self._damaged(pulled, at, builder.records - before)
             pulls.again()
             return
-        missing = pulled.next_offset - pulled.offset - count
-        if missing > 0 and not self._wanted.filtered and pulled.next_offset == end:
+        missing = end - self._position - taken
+        if missing > 0 and not self._wanted.filtered:
             self._lose(
-                pulled.next_offset,
-                f"{missing} of the offsets {pulled.offset} to {pulled.next_offset - 1} are not in"
+                end,
+                f"{missing} of the offsets {self._position} to {end - 1} are not in"
                 " the broker's answer (removed while being read, or damaged at the broker)",
             )
         self._position = end

@@ -305,6 +305,16 @@ def test_holes_inside_an_answer_are_losses(caplog: pytest.LogCaptureFixture) -> 
         assert read(span, options("h:1", sql="n > 0")) == rows
 
 
+def test_a_hole_that_reaches_beyond_the_range_is_a_loss() -> None:
+    """Brokers skip what was removed under them, as far as the next message that is there."""
+    with shelf(range(100), holes=frozenset(range(40, 70)), count=lambda _, ask: 100) as peer:
+        for end in (41, 50, 70):
+            span = Range(queue_of(TOPIC), 0, end, (peer.address,))
+            with pytest.raises(DataLoss, match=f"{end - 40} of the offsets 0 to {end - 1}"):
+                read(span, options("h:1"))
+            assert read(span, options("h:1", fail_on_data_loss=False)) == expected(0, 40)
+
+
 def test_answers_that_hold_nothing(caplog: pytest.LogCaptureFixture) -> None:
     holes = frozenset(range(10, 60))
     with shelf(range(100), holes=holes, count=lambda _, ask: min(ask, 10)) as peer:
