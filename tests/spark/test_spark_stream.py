@@ -62,7 +62,9 @@ def test_available_now_limits_and_restart(spark: SparkSession, lab: Lab, tmp_pat
     assert read_back(spark, tmp_path) == list(range(30))
     assert committed(lab, "spark-stream", topic) == {0: 20, 1: 10}
     ends = [json.loads(p["sources"][0]["endOffset"]) for p in first.recentProgress]
+    assert ends[0].pop("@start") == {topic: {lab.broker: {"0": 0, "1": 0}}}
     assert ends[0] == {topic: {lab.broker: {"0": 8, "1": 4}}}
+    assert ends[1] == {topic: {lab.broker: {"0": 16, "1": 8}}}
 
     # A restart goes on behind the last row, and finds the queue that came in between.
     lab.admin.topics.update(topic, queues=3)

@@ -87,6 +87,7 @@ class Cluster:
         ]
         self._links: dict[str, PlainConnection] = {}
         self._brokers: dict[str, dict[int, str]] = {}  # address by broker name and id
+        self._replica_answered: set[str] = set()  # brokers whose master did not, the last time
 
     # --- what there is -------------------------------------------------------------------------
 
@@ -140,6 +141,10 @@ class Cluster:
             return min(least, most), most
 
         return self._each(queues, ask, read)
+
+    def answered_by_replica(self, broker: str) -> bool:
+        """Whether a replica, which may lack the newest messages, gave the last answer."""
+        return broker in self._replica_answered
 
     def at_time(self, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
         """Offsets of the first message stored at or after a time; the end when there is none."""
@@ -336,19 +341,19 @@ class Cluster:
                 f"no route of {topic} has an address of broker {name}; brokers known are:"
                 f" {', '.join(sorted(self._brokers)) or 'none'}"
             )
-            if masters_only:
-                addresses = tuple(
-                    address
-                    for number, address in self._brokers.get(name, {}).items()
-                    if number == MASTER
-                )
-            else:
-                addresses = self._known_addresses(name)
-            for address in addresses:
+            for number, address in sorted(self._brokers.get(name, {}).items()):
+                if masters_only and number != MASTER:
+                    continue
                 try:
-                    return self._call_all(self._called(address), commands)
+                    answers = self._call_all(self._called(address), commands)
                 except BROKEN as error:
                     failure = error
+                    continue
+                if number == MASTER:
+                    self._replica_answered.discard(name)
+                else:
+                    self._replica_answered.add(name)
+                return answers
             if not backoff.failed(failure):
                 raise Unreachable(f"broker {name} does not answer, {backoff.said()}") from failure
             backoff.wait()

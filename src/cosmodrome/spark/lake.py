@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -171,8 +172,8 @@ class Lake:
         lines = text.splitlines()
         if len(lines) != 3 or lines[0] != "v1":
             return None
-        with contextlib.suppress(CosmodromeError):
-            ends = offsets.from_json(lines[2])
+        with contextlib.suppress(CosmodromeError, ValueError):
+            ends, _ = offsets.without_starts(json.loads(lines[2]))
             return ends if all(end >= 0 for end in ends.values()) else None
         return None
 

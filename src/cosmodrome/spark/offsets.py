@@ -1,7 +1,8 @@
 """The map queue → offset and its JSON form: `{"topic": {"broker-a": {"0": 17, "1": -1}}}`.
 
 In what users write, -2 means earliest and -1 latest, as in Spark's Kafka source. What the stream
-reader gives to Spark, and so what lies in a checkpoint, holds real offsets only.
+reader gives to Spark, and so what lies in a checkpoint, holds real offsets only; beside the topics,
+`@start` says where queues begin that the offset before does not have.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cosmodrome.wire.names import check_topic
 
 EARLIEST = -2
 LATEST = -1
+STARTS = "@start"  # no topic can be called so
 _FORM = '{"topic": {"broker": {"0": 17}}}'
 
 Offsets = dict[MessageQueue, int]
@@ -28,6 +30,18 @@ def to_json(offsets: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str
         brokers = document.setdefault(queue.topic, {})
         brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = offsets[queue]
     return document
+
+
+def with_starts(document: dict[str, Any], starts: Offsets) -> dict[str, Any]:
+    """The end of a batch that also says where some of its queues begin."""
+    return {**document, STARTS: to_json(starts)} if starts else document
+
+
+def without_starts(given: Mapping[str, Any], *, what: str = "offsets") -> tuple[Offsets, Offsets]:
+    """The end of a batch, and where queues begin as far as it says so."""
+    document = dict(_table(given, what))
+    starts = document.pop(STARTS, {})
+    return from_json(document, what=what), from_json(starts, what=what)
 
 
 def from_json(given: str | Mapping[str, Any], *, what: str = "offsets") -> Offsets:

@@ -209,9 +209,12 @@ class _RangeReader:
     def _too_short(self, pulled: Pulled) -> None:
         """The queue ends before the range. A replica, or a broker that just started, may lag."""
         what = f"the queue ends at {pulled.max_offset} (made anew, or its broker lost messages)"
+        of_replica = self._address != self._addresses[0]
         try:
             self._try_again(Unreachable(f"{self._address}: {what}"))
         except Unreachable:
+            if of_replica:
+                raise  # its master may have the rest
             self._lose(self._span.end, what)
 
     # --- what goes wrong -----------------------------------------------------------------------

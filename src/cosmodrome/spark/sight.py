@@ -1,8 +1,9 @@
 """What a running stream sees of its queues: bounds, addresses, and which are away or gone.
 
 A broker that does not answer is *away*: its queues stay where they are and the others go on; it is
-asked again after a pause. A queue is *gone* only when its broker is there and has it no more. If
-nobody answers at all, it waits a little and then gives up with an error.
+asked again after a pause. A queue is *gone* only when its broker is there and has it no more, and
+*aside* when it is not subscribed to any more: its place is kept. If nobody answers at all, it waits
+a little and then gives up with an error.
 """
 
 from __future__ import annotations
@@ -33,6 +34,15 @@ class Sight:
     bounds: dict[MessageQueue, tuple[int, int]]
     away: frozenset[MessageQueue]
     gone: frozenset[MessageQueue]
+    aside: frozenset[MessageQueue] = frozenset()
+    replicas: frozenset[str] = frozenset()  # brokers for which a replica answered
+
+    def waits(self, queue: MessageQueue, at: int) -> bool:
+        """Whether a queue that was read up to `at` is to be left where it is."""
+        if queue in self.away or queue in self.aside:
+            return True
+        # A replica may lack the newest messages: nothing is lost before its master says so.
+        return queue.broker_name in self.replicas and at > self.bounds.get(queue, (0, at))[1]
 
 
 class Lookout:
@@ -78,12 +88,15 @@ class Lookout:
         bounds: dict[MessageQueue, tuple[int, int]] = {}
         for broker in sorted({queue.broker_name for queue in queues}):
             bounds.update(self._ask(broker, [q for q in queues if q.broker_name == broker]))
-        missing = known - bounds.keys()
+        aside = frozenset(queue for queue in known if not self._subscription.reads(queue))
+        missing = known - bounds.keys() - aside
         unrouted = {queue for queue in missing if queue not in queues}
         registered = self._registered() if unrouted else frozenset()
         gone = frozenset(q for q in unrouted if q.broker_name in registered)
         self._note_away({queue.broker_name for queue in unrouted - gone})
-        return Sight(bounds, missing - gone, gone)
+        brokers = {queue.broker_name for queue in bounds}
+        replicas = frozenset(filter(self._cluster.answered_by_replica, brokers))
+        return Sight(bounds, missing - gone, gone, aside, replicas)
 
     def _routes(self) -> dict[MessageQueue, tuple[str, ...]]:
         try:

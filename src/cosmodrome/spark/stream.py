@@ -1,7 +1,9 @@
 """The streaming reader: where a stream begins, how far the next batch goes, what it reads.
 
 Spark's checkpoint is the truth about progress. Offsets given to Spark hold every queue that has
-been read or was there at the beginning; a queue that appears later starts at its first message. An
+been read or was there at the beginning; a queue that appears later starts at its first message. The
+end of the batch that first reads a queue also says from where: Spark writes down ends only, and
+asks for the beginning again when it repeats the first batch after a crash. An
 offset of the consumer group is only a report: it follows batches that are finished, and a failure
 to publish it is a warning.
 """
@@ -24,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from cosmodrome.errors import CosmodromeError, TimedOut, Unreachable
-from cosmodrome.spark.offsets import Offsets, describe, from_json, to_json
+from cosmodrome.spark.offsets import Offsets, describe, to_json, with_starts, without_starts
 from cosmodrome.spark.options import EARLIEST_WORD, LATEST_WORD, ReadOptions
 from cosmodrome.spark.plan import Range, cut, resolve, settle, within_bytes, within_rows
 from cosmodrome.spark.sight import Lookout, Sight
@@ -77,7 +79,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._lookout: Lookout | None = None
         self._latest: Offsets = {}  # as last seen
         self._target: Offsets | None = None  # where a Trigger.AvailableNow run ends
-        self._first: Offsets = {}  # where queues that were discovered later begin
+        self._initial: dict[str, Any] | None = None
         self._published: Offsets = {}
         self._now = now
         self._publish_again: float | None = None  # after a failure: when to try it again
@@ -99,7 +101,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             wanted = resolve(place, bounds, unlisted=EARLIEST_WORD)
         start, losses = settle(wanted, bounds)
         report_losses(losses, options.fail_on_data_loss)
-        return to_json(start)
+        self._initial = to_json(start)
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.rows_per_trigger is not None:
@@ -113,7 +116,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {queue: high for queue, (_, high) in sight.bounds.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        done = from_json(start, what="offset of the checkpoint")
+        done, _ = without_starts(start, what="offset of the checkpoint")
         # Spark asks for more only when everything up to `start` is finished.
         self._publish(done)
         sight = self._look_out().look(done)
@@ -121,33 +124,29 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         base, waiting = self._base(done, sight)
         ends = {queue: max(self._end(queue), low) for queue, low in base.items()}
         ends = self._limited(base, ends, limit)
-        self._first.update(
-            (queue, low)
-            for queue, low in base.items()
-            if queue not in done and queue not in self._first and ends[queue] > low
-        )
         # A new queue without messages is left out: naming it would make an empty batch.
-        moved = {q: end for q, end in ends.items() if q in done or end > base[q]}
-        return to_json(moved | waiting)
+        reached = {q: end for q, end in ends.items() if q in done or end > base[q]} | waiting
+        if reached == done:
+            return start  # Spark compares texts
+        written_down = {} if start == self._initial else done
+        starts = {q: low for q, low in base.items() if q not in written_down and ends[q] > low}
+        return with_starts(to_json(reached), starts)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return to_json(self._latest) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        begins, ends = from_json(start), from_json(end)
+        ends, starts = without_starts(end)
+        begins = without_starts(start)[0] | starts
         lookout = self._look_out()
         strangers = [q for q in ends if q not in lookout.addresses]
-        unplaced = [q for q in ends if q not in begins and q not in self._first]
-        if strangers or unplaced:
+        if strangers:
             # A restarted query plans its unfinished batch before it has looked around.
-            sight = lookout.look(ends)
-            lost = {queue: begins.get(queue, 0) for queue in sight.gone if queue in strangers}
+            gone = lookout.look(ends).gone
+            lost = {queue: begins.get(queue, 0) for queue in gone if queue in strangers}
             report_losses(settle(lost, {})[1], self._options.fail_on_data_loss)
             ends = {queue: offset for queue, offset in ends.items() if queue not in lost}
-            for queue in unplaced:
-                if queue in sight.bounds:
-                    self._first[queue] = sight.bounds[queue][0]
-        placed = {queue: begins.get(queue, self._first.get(queue, 0)) for queue in ends}
+        placed = {queue: begins.get(queue, 0) for queue in ends}
         spans = cut(placed, ends, lookout.addresses, self._options.min_partitions)
         return [RangePartition(span) for span in spans]
 
@@ -155,7 +154,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(partition, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        done = from_json(end)
+        done, _ = without_starts(end)
         self._publish({q: at for q, at in done.items() if at > self._published.get(q, -1)})
 
     def stop(self) -> None:
@@ -167,13 +166,13 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _base(self, done: Offsets, sight: Sight) -> tuple[Offsets, Offsets]:
         """Where the next batch begins, and the queues that wait for their broker."""
-        waiting = {queue: at for queue, at in done.items() if queue in sight.away}
-        present = {queue: at for queue, at in done.items() if queue not in sight.away}
+        waiting = {queue: at for queue, at in done.items() if sight.waits(queue, at)}
+        present = {queue: at for queue, at in done.items() if queue not in waiting}
         base, losses = settle(present, sight.bounds)
         report_losses(losses, self._options.fail_on_data_loss)
         for queue, (low, _) in sight.bounds.items():
             if queue not in done:
-                base[queue] = self._first.get(queue, low)
+                base[queue] = low
         return base, waiting
 
     def _end(self, queue: Any) -> int:

@@ -144,8 +144,11 @@ def test_a_replica_answers_when_the_master_does_not(node: Node, cosmo_topic: str
     send(node, cosmo_topic, 6)
     with Cluster(connection(node.namesrv)) as cluster:
         queue = next(iter(cluster.queues([cosmo_topic])))
+        cluster.bounds([queue])
+        assert not cluster.answered_by_replica("embedded")
         cluster._brokers["embedded"] = {0: dead_address(), 1: node.broker_address}
         assert cluster.bounds([queue]) == {queue: (0, 6)}
+        assert cluster.answered_by_replica("embedded")
         with pytest.raises(Unreachable):
             cluster.commit("g", {queue: 1})  # only the master's offsets count
 

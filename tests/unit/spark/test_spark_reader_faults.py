@@ -103,6 +103,15 @@ def test_a_replica_is_read_when_its_master_is_down(cosmo_topic: str) -> None:
         assert read(span, options(dead_address(), retries=1)) == expected(0, 20)
 
 
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+def test_what_a_replica_lacks_is_not_lost(fail_on_data_loss: bool) -> None:
+    with shelf(range(15)) as peer:
+        span = Range(queue_of(TOPIC), 0, 20, (dead_address(), peer.address))
+        wanted = options(dead_address(), retries=3, fail_on_data_loss=fail_on_data_loss)
+        with pytest.raises(Unreachable, match="ends at 15"):
+            read(span, wanted)
+
+
 def test_damage_on_the_way_is_pulled_again(node: Node, cosmo_topic: str) -> None:
     send(node, cosmo_topic, 60)
     harm = [True]

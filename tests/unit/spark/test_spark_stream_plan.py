@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -21,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 
 from cosmodrome.client.values import NoRoute
 from cosmodrome.errors import Code, ConfigError, Refused, Unreachable
-from cosmodrome.spark.offsets import Offsets, from_json, to_json
+from cosmodrome.spark.offsets import Offsets, from_json, to_json, without_starts
 from cosmodrome.spark.options import ReadOptions
 from cosmodrome.spark.plan import DataLoss
 from cosmodrome.spark.pushdown import Wanted
@@ -48,6 +49,10 @@ class FakeCluster:
         self.publishing_fails = False
         self.name_servers_down = False
         self.closed = False
+        self.replicas: set[str] = set()
+
+    def answered_by_replica(self, broker: str) -> bool:
+        return broker in self.replicas
 
     def topics(self) -> list[str]:
         return sorted({q.topic for q in self._there()} | {SELF_TEST_TOPIC, "rmq_sys_x"})
@@ -106,11 +111,15 @@ def reader(cluster: FakeCluster, **options: str) -> TopicStreamReader:
 
 
 def latest(stream: TopicStreamReader, start: Offsets, limit: ReadLimit | None = None) -> Offsets:
-    return from_json(stream.latestOffset(to_json(start), limit or stream.getDefaultReadLimit()))
+    end = stream.latestOffset(to_json(start), limit or stream.getDefaultReadLimit())
+    return without_starts(end)[0]
 
 
 def ranges(stream: TopicStreamReader, start: Offsets, end: Offsets) -> list[tuple[Any, int, int]]:
-    parts = stream.partitions(to_json(start), to_json(end))
+    return spans(stream.partitions(to_json(start), to_json(end)))
+
+
+def spans(parts: list[InputPartition]) -> list[tuple[Any, int, int]]:
     assert all(isinstance(part, RangePartition) for part in parts)
     return [(p.span.queue, p.span.start, p.span.end) for p in parts]  # type: ignore[attr-defined]
 
@@ -182,13 +191,55 @@ def test_new_queues_topics_and_brokers_start_at_their_first_message(cluster: Fak
     cluster.table[new] = (4, 4)
     assert latest(stream, LAST) == LAST  # empty: not worth a batch
     cluster.table[new] = (4, 9)
-    end = latest(stream, LAST)
-    assert end == {**LAST, new: 9}
+    end = stream.latestOffset(to_json(LAST), ReadAllAvailable())
+    assert without_starts(end) == ({**LAST, new: 9}, {new: 4})
     cluster.table[new] = (6, 12)  # what was planned stays planned, also if it expires by now
-    assert ranges(stream, LAST, end) == [(new, 4, 9)]
-    assert latest(stream, end) == {**LAST, new: 12}
-    restarted = reader(cluster, subscribePattern="t.*")
-    assert ranges(restarted, LAST, end) == [(new, 6, 9)]
+    for planner in (stream, reader(cluster, subscribePattern="t.*")):
+        assert spans(planner.partitions(to_json(LAST), end)) == [(new, 4, 9)]
+    assert latest(stream, {**LAST, new: 9}) == {**LAST, new: 12}
+
+
+def test_the_first_batch_is_the_same_after_a_restart(cluster: FakeCluster) -> None:
+    """Spark writes its end down, and asks again where the stream begins."""
+    stream = reader(cluster)
+    begin = stream.initialOffset()
+    cluster.table[queue(0)] = (10, 35)
+    end = stream.latestOffset(begin, ReadAllAvailable())
+    cluster.table[queue(0)] = (10, 50)
+    restarted = reader(cluster)
+    later = restarted.initialOffset()
+    assert spans(restarted.partitions(later, end)) == [(queue(0), 30, 35)]
+    # It is said once, and an offset that does not move stays the same text.
+    after = restarted.latestOffset(end, ReadAllAvailable())
+    assert after == to_json({**LAST, queue(0): 50})
+    cluster.table[queue(0)] = (10, 35)
+    assert reader(cluster).latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_a_topic_that_is_not_subscribed_to_keeps_its_place(cluster: FakeCluster) -> None:
+    both = {**LAST, queue(0, "u"): 7}
+    cluster.table[queue(0, "u")] = (0, 9)
+    for fail in ("true", "false"):
+        narrower = reader(cluster, failOnDataLoss=fail)
+        assert latest(narrower, both) == both
+        assert ranges(narrower, both, both) == []
+        # A batch that was planned before is read as it was planned.
+        unfinished = ranges(reader(cluster), both, {**both, queue(0, "u"): 9})
+        assert unfinished == [(queue(0, "u"), 7, 9)]
+    wider = reader(cluster, subscribe="t,u")
+    assert latest(wider, both) == {**both, queue(0, "u"): 9}
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_a_replica_that_lags_is_no_loss(cluster: FakeCluster, fail: str) -> None:
+    stream = reader(cluster, failOnDataLoss=fail)
+    cluster.table[queue(0)] = (10, 28)
+    cluster.table[queue(1)] = (0, 12)
+    cluster.replicas.add("b")
+    assert latest(stream, LAST) == {**LAST, queue(1): 12}
+    cluster.replicas.clear()
+    cluster.table[queue(0)] = (10, 31)
+    assert latest(stream, LAST) == {**LAST, queue(0): 31, queue(1): 12}
 
 
 def test_patterns_leave_out_system_and_retry_topics(cluster: FakeCluster) -> None:
