@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import json
 import os
 import platform
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -38,7 +39,7 @@ SOURCES = ROOT / "bench" / "clients"
 SIZE, QUEUES, RATE = 1024, 4, 10_000
 BODIES_HELD = 128 << 10  # in the file; beyond them they come again, too far away to compress
 TOPIC, LIVE_TOPIC = "BenchScan", "BenchLive"
-WARM_SECONDS, LIVE_SECONDS, LIVE_TURNS = 8, 15, 2
+WARM_SECONDS, LIVE_SECONDS, LIVE_TURNS = 5, 12, 2
 FEED_SECONDS = 300  # a feeder is ended when its turn is over
 SIDES = ("kafka", "ours")
 SCANS = {"noop": "to noop", "four": "four columns to noop", "parquet": "to Parquet"}
@@ -93,13 +94,18 @@ class SparkSide:
         self._folder = folder
         self.version = self._answer()["spark"]
 
-    def ask(self, case: str, **more: object) -> Answer:
+    def ask(
+        self, case: str, when_ready: Callable[[], object] | None = None, **more: object
+    ) -> Answer:
         assert self._child.stdin is not None
         before = cpu_of_tree(self._child.pid)
         words = {"case": case, "folder": str(self._folder), **more}
         self._child.stdin.write(json.dumps(words) + "\n")
         self._child.stdin.flush()
         answer = self._answer()
+        if "ready" in answer and when_ready is not None:
+            when_ready()
+            answer = self._answer()
         return {**answer, "cpu_seconds": cpu_of_tree(self._child.pid) - before}
 
     def close(self) -> None:
@@ -156,7 +162,8 @@ def _kafka_load() -> list[str]:
 
 
 @contextlib.contextmanager
-def brokers(folder: Path, size: int, sides: list[str]) -> Iterator[Brokers]:
+def brokers(folder: Path, options: argparse.Namespace) -> Iterator[Brokers]:
+    size, sides = options.size, options.sides
     bodies, store = folder / "bodies", folder / "node" / "data"
     bodies.write_bytes(os.urandom(BODIES_HELD * size))
     addresses: dict[str, str] = {}
@@ -165,8 +172,9 @@ def brokers(folder: Path, size: int, sides: list[str]) -> Iterator[Brokers]:
             kafka = running.enter_context(KafkaNode(folder / "kafka", partitions=QUEUES))
             addresses["kafka"] = kafka.address
         if "ours" in sides:
-            flush = ["--set", "flushDiskType=ASYNC_FLUSH"]
-            node = running.enter_context(CosmoNode(store, options=flush))
+            settings = ["flushDiskType=ASYNC_FLUSH", *options.set]
+            words = [word for setting in settings for word in ("--set", setting)]
+            node = running.enter_context(CosmoNode(store, options=words))
             addresses["ours"] = node.namesrv_address
         yield Brokers(addresses, store, bodies, size)
 
@@ -200,12 +208,14 @@ def live(options: argparse.Namespace, held: Brokers, spark: SparkSide) -> Rows:
     rows: Rows = {}
     for side in options.sides:
         finish(held.fill(side, LIVE_TOPIC, QUEUES * 100), side)
-    for _ in range(LIVE_TURNS):
+    for number in range(LIVE_TURNS + 1):  # the first one warms up
         for side in options.sides:
-            feeder = held.fill(side, LIVE_TOPIC, RATE * FEED_SECONDS, RATE)
+            feeders: list[subprocess.Popen[bytes]] = []
+            feed = functools.partial(held.fill, side, LIVE_TOPIC, RATE * FEED_SECONDS, RATE)
             try:
                 found = spark.ask(
                     "stream",
+                    functools.partial(_feed, feeders, feed),
                     side=side,
                     address=held.addresses[side],
                     topic=LIVE_TOPIC,
@@ -213,19 +223,27 @@ def live(options: argparse.Namespace, held: Brokers, spark: SparkSide) -> Rows:
                     warm_seconds=WARM_SECONDS,
                 )
             finally:
-                feeder.kill()
-                feeder.wait()
-            rows.setdefault(("live", side), []).append(found)
+                for feeder in feeders:
+                    feeder.kill()
+                    feeder.wait()
+            if number:
+                rows.setdefault(("live", side), []).append(found)
             _say("live", side, len(found["batches"]), "batches", found["batches"][:3])
     return rows
 
 
+def _feed(
+    feeders: list[subprocess.Popen[bytes]], feed: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    feeders.append(feed())
+
+
 def offline(options: argparse.Namespace, held: Brokers, spark: SparkSide) -> Rows:
     place = {"side": "ours", "store": str(held.store), "topic": TOPIC}
-    counted = spark.ask("count", **place)
+    counted = spark.ask("count", None, **place)
     if counted["rows"] != options.messages:
         raise SystemExit(f"offline: {counted['rows']} of {options.messages} messages were read")
-    found = [spark.ask("noop", **place) for _ in range(options.rounds)]
+    found = [spark.ask("noop", None, **place) for _ in range(options.rounds)]
     _say("offline", counted, found)
     return {("offline", "ours"): [{**row, "bytes": counted["bytes"]} for row in found]}
 
@@ -239,7 +257,7 @@ def measure(options: argparse.Namespace) -> tuple[Rows, str]:
     (ROOT / "build").mkdir(exist_ok=True)
     with (
         tempfile.TemporaryDirectory(dir=ROOT / "build") as scratch,
-        brokers(Path(scratch), options.size, options.sides) as held,
+        brokers(Path(scratch), options) as held,
     ):
         for side in options.sides:
             began = time.monotonic()
@@ -393,6 +411,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=list(SCANS), help="just this scan")
     parser.add_argument("--parts", nargs="+", default=["scan", "offline", "live"])
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--set", action="append", default=[], help="NAME=VALUE for our broker")
     parser.add_argument("--record", action="store_true", help="write bench/RESULTS.md")
     options = parser.parse_args()
     rows, spark = measure(options)

@@ -1,5 +1,7 @@
 """The Spark process of `bench.spark`: reads one request per line, answers with one line.
 
+A stream says before that when it waits for messages, so that they do not come while it starts.
+
 It has one session for everything, so that both connectors meet the same JVM. CPU time is counted
 by whoever asks, over this process and everything below it.
 """
@@ -130,8 +132,13 @@ def stream(spark: SparkSession, ask: Ask) -> Answer:
     writer = source.load().writeStream.foreachBatch(take)
     query = writer.option("checkpointLocation", checkpoint).start()
     deadline = time.monotonic() + FIRST_BATCH_S + ask["warm_seconds"] + ask["seconds"]
-    while not first and time.monotonic() < deadline:
+    while not query.lastProgress and not query.status["isDataAvailable"]:
         query.awaitTermination(1)  # raises what the query ended with
+        if query.status["message"].startswith("Waiting"):
+            break
+    ask["tell_ready"]()
+    while not first and time.monotonic() < deadline:
+        query.awaitTermination(1)
     query.awaitTermination(ask["warm_seconds"] + ask["seconds"])
     # A query that is stopped inside of a batch of Python ends with a stack overflow in Spark.
     over = True
@@ -157,6 +164,7 @@ def main() -> None:
     print(json.dumps({"spark": spark.version}), file=answers)
     for line in sys.stdin:
         ask = json.loads(line)
+        ask["tell_ready"] = lambda: print(json.dumps({"ready": True}), file=answers)
         began = time.monotonic()
         answer = CASES[ask["case"]](spark, ask)
         print(json.dumps({"seconds": time.monotonic() - began, **answer}), file=answers)
