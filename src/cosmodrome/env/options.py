@@ -115,9 +115,11 @@ class StoreOptions(Options, frozen=True, kw_only=True):
     max_transfer_bytes_on_message_in_memory: Annotated[
         int, _said("bytes per pull, warm", least=1, live=True)
     ] = 262_144
+    # Upstream's is 32. The bytes bound a pull too, and only who asks for more gets more.
     max_transfer_count_on_message_in_memory: Annotated[
-        int, _said("messages per pull, warm", least=1, live=True)
-    ] = 32
+        int,
+        _said("messages per pull, warm; fewer when the client asks for fewer", least=1, live=True),
+    ] = 1_024
     max_transfer_bytes_on_message_in_disk: Annotated[
         int, _said("bytes per pull, cold", least=1, live=True)
     ] = 65_536

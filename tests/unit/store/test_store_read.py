@@ -71,9 +71,12 @@ async def test_filters_see_tags_and_records(tmp_path: Path) -> None:
 async def test_counts_and_bytes_are_bounded_warm_and_cold(tmp_path: Path) -> None:
     store = await opened(tmp_path)
     await put(store, *(draft(bytes(1000)) for _ in range(100)))
-    assert store.read("T", 0, 0, 100).count == 32
+    assert store.read("T", 0, 0, 90).count == 90
     assert store.read("T", 0, 0, 5).count == 5
     await store.stop()
+    upstream = await opened(tmp_path, max_transfer_count_on_message_in_memory=32)
+    assert upstream.read("T", 0, 0, 90).count == 32
+    await upstream.stop()
     cold = await opened(tmp_path, memory_bytes=5000)
     batch = cold.read("T", 0, 0, 100)
     assert (batch.count, batch.behind) == (8, True)
