@@ -3,7 +3,9 @@
 All requests to one broker leave together, so asking about a thousand queues is a round trip per
 broker. Names are the user's here (without namespace) and the cluster's on the wire. Name servers
 are asked in turn. What fails for lack of a connection is tried again, after a while and with fresh
-addresses, `retries` times; reads go to a replica when the master does not answer.
+addresses, `retries` times; reads go to a replica when the master does not answer. A broker for
+which all of that was in vain is asked once per call until it answers: who goes on without it must
+not wait for it again and again.
 
 When some brokers do not answer in spite of all that, `PartlyUnreachable` carries what the others
 said: whoever can do without the rest goes on.
@@ -87,6 +89,8 @@ class Cluster:
         ]
         self._links: dict[str, PlainConnection] = {}
         self._brokers: dict[str, dict[int, str]] = {}  # address by broker name and id
+        # Brokers that did not answer the last time, and whether only their masters were asked.
+        self._silent: set[tuple[str, bool]] = set()
         self._replica_answered: set[str] = set()  # brokers whose master did not, the last time
 
     # --- what there is -------------------------------------------------------------------------
@@ -333,7 +337,8 @@ class Cluster:
     def _ask_broker(
         self, name: str, topic: str, commands: Sequence[Command[R]], *, masters_only: bool = False
     ) -> list[R | Refused]:
-        backoff = links.Backoff(self._connection.retries)
+        asked = (name, masters_only)
+        backoff = links.Backoff(0 if asked in self._silent else self._connection.retries)
         if name not in self._brokers:
             self._routes([topic])
         while True:
@@ -349,12 +354,14 @@ class Cluster:
                 except BROKEN as error:
                     failure = error
                     continue
+                self._silent.discard(asked)
                 if number == MASTER:
                     self._replica_answered.discard(name)
                 else:
                     self._replica_answered.add(name)
                 return answers
             if not backoff.failed(failure):
+                self._silent.add(asked)
                 raise Unreachable(f"broker {name} does not answer, {backoff.said()}") from failure
             backoff.wait()
             try:

@@ -140,6 +140,30 @@ def test_a_restarted_broker_is_found_again(cosmo_topic: str) -> None:
             assert cluster.bounds(queues)[queues[0]] == (0, 4)
 
 
+def test_a_silent_broker_is_waited_for_once(
+    cosmo_topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(links.Backoff, "wait", lambda self: waits.append(len(self.failures)))
+    with embedded() as node:
+        send(node, cosmo_topic, 4)
+        with Cluster(connection(node.namesrv, retries=3)) as cluster:
+            queues = list(cluster.queues([cosmo_topic]))
+            cluster.bounds(queues)
+            for _ in range(2):
+                node.stop_broker()
+                waits.clear()
+                for _ in range(3):
+                    with pytest.raises(Unreachable, match="does not answer"):
+                        cluster.bounds(queues)
+                    with pytest.raises(Unreachable, match="does not answer"):
+                        cluster.commit("g", {queues[0]: 1})
+                assert waits == [1, 2, 3, 1, 2, 3]
+                node.start_broker()
+                assert cluster.bounds(queues)[queues[0]] == (0, 4)
+                cluster.commit("g", {queues[0]: 1})
+
+
 def test_a_replica_answers_when_the_master_does_not(node: Node, cosmo_topic: str) -> None:
     send(node, cosmo_topic, 6)
     with Cluster(connection(node.namesrv)) as cluster:
