@@ -109,8 +109,8 @@ class Archiver:
         last = self.progress
         if last is None or batch > last.batch:
             return False
-        planned = self.lake.planned_ends(batch)
-        if batch < last.batch or (planned is not None and later(last.ends, planned) != last.ends):
+        planned = self.lake.planned_ends(batch) or {}
+        if batch < last.batch or last.ends != {**last.ends, **planned}:
             raise StoreCorrupt(
                 f"the checkpoint is older than the archive: it runs batch {batch} again, and"
                 f" {self.lake.files.root} holds {last.batch} already; restore the checkpoint that"
@@ -150,14 +150,16 @@ class Archiver:
         )
         self._before("progress")
         last = self.progress
+        before = last.ends if last is not None else {}
+        # The plan's word counts also where it goes back: such a queue was made anew.
         ends = self.lake.planned_ends(batch)
         if ends is None:
-            ends = self.lake.written_ends(batch)
+            ends = later(before, self.lake.written_ends(batch))
         query = last.query if last is not None else self.lake.checkpoint_id()
         progress = Progress(
             batch=batch,
             query=query or "",
-            ends=later(last.ends if last is not None else {}, ends),
+            ends={**before, **ends},
             rows=(last.rows if last is not None else 0) + written.rows,
             newest_ms=max(written.newest_ms, last.newest_ms if last is not None else 0),
             at_ms=self._env.clock.now_ms(),
