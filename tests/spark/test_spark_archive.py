@@ -387,3 +387,20 @@ def test_what_cannot_be_done_is_said(spark: SparkSession, lab: Lab, tmp_path: Pa
     with pytest.raises(ConfigError, match="decided by the table"):
         table(spark, "t", archive=str(path), options={"startingoffsets": "latest"})
     assert table(spark, "t", archive=str(path)).count() == 0
+
+
+def test_a_small_file_is_replaced_by_a_file_context(spark: SparkSession, tmp_path: Path) -> None:
+    """As on HDFS, where a plain rename does not replace what is there."""
+    from cosmodrome.spark.lake_files import LakeFiles
+
+    session: Any = spark
+    files: Any = LakeFiles(spark, str(tmp_path))
+    assert files._context is None  # not needed on a local file system
+    conf = session._jsparkSession.sessionState().newHadoopConf()
+    files._context = files._file_context(files._path(""), conf)
+    for text in ("one", "two"):
+        files.write("a/b", text)
+        assert files.read("a/b") == text
+    assert [entry.name for entry in files.list("a")] == ["b"]
+    odd = session._jvm.org.apache.hadoop.fs.Path("odd://host/x")
+    assert files._file_context(odd, conf) is None

@@ -3,7 +3,8 @@
 Everything goes through the JVM's Hadoop classes, so a path means the same here as in
 `spark.read`. Names are relative to the root. On the local file system the checksum layer is
 left out: its second file cannot be renamed together with the first, and a crash in between would
-make a good file unreadable.
+make a good file unreadable. Elsewhere a plain rename refuses, or fails, where a file is; Hadoop's
+FileContext has one that replaces it, on HDFS without a moment in which there is none.
 """
 
 from __future__ import annotations
@@ -46,8 +47,11 @@ class LakeFiles:
         path = self._jvm.org.apache.hadoop.fs.Path(root)
         files = path.getFileSystem(conf)
         self.root = str(files.makeQualified(path).toString())
+        self._context: Any = None
         if files.getScheme() == "file":
             files = files.getRawFileSystem()
+        else:
+            self._context = self._file_context(path, conf)
         self._files: Any = files
 
     def path(self, name: str) -> str:
@@ -93,12 +97,7 @@ class LakeFiles:
             stream.hsync()
         finally:
             stream.close()
-        target = self._path(name)
-        if self._files.rename(fresh, target):
-            return
-        # Not every file system renames onto a file that is there.
-        self._files.delete(target, False)
-        self._moved(fresh, target)
+        self._replace(fresh, self._path(name))
 
     def read_json(self, name: str) -> Any:
         """The document in a file; None when there is no file."""
@@ -123,6 +122,23 @@ class LakeFiles:
         path = self._path(name)
         if not self._files.delete(path, True) and self._files.exists(path):
             raise StoreError(f"{self.path(name)} cannot be removed; check its permissions")
+
+    def _replace(self, fresh: Any, target: Any) -> None:
+        if self._context is not None:
+            rename = self._jvm.org.apache.hadoop.fs.Options.Rename
+            choices = self.spark.sparkContext._gateway.new_array(rename, 1)  # type: ignore[union-attr]
+            choices[0] = rename.OVERWRITE
+            self._context.rename(fresh, target, choices)
+        elif not self._files.rename(fresh, target):
+            self._files.delete(target, False)
+            self._moved(fresh, target)
+
+    def _file_context(self, path: Any, conf: Any) -> Any:
+        """None for a file system that has none: then a file is gone for a moment."""
+        try:
+            return self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(path.toUri(), conf)
+        except Exception:  # of Java: no class is set for this scheme
+            return None
 
     def _moved(self, path: Any, target: Any) -> None:
         if not self._files.rename(path, target):
