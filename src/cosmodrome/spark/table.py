@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from cosmodrome.env.base import Env
 from cosmodrome.env.real import real_env
@@ -82,10 +81,11 @@ def table(
         assert namesrv is not None
         return _live(spark, topics, namesrv, options, None).where(wanted)
     lake = Lake.open(spark, archive)
-    below, seam = stored(lake, topics, env or real_env())
-    value = _value_schema(lake)
-    if value is not None:
-        below = _with_value(lake, below, value)
+    below, seam, values = stored(lake, topics, env or real_env())
+    value = values.whole if values.whole.fields else None
+    if value is not None and not values.exact:
+        # The stored column does not say everything: the bodies are parsed anew.
+        below = below.withColumn(VALUE, json_values.parsed(value))
     below = below.where(wanted & _dates(since, until))
     if namesrv is None:
         return below
@@ -121,8 +121,11 @@ def create_view(
     return frame
 
 
-def stored(lake: Lake, topics: Sequence[str], env: Env) -> tuple[DataFrame, Offsets]:
-    """The complete batches of these topics, without `batch`, and where each of their queues ends.
+def stored(
+    lake: Lake, topics: Sequence[str], env: Env
+) -> tuple[DataFrame, Offsets, json_values.ValueSchema]:
+    """The complete batches of these topics, without `batch`; where each of their queues ends; and
+    the schema of parsed bodies at that time, which a writer may widen at any moment.
 
     The listing of files is the table's for good; one that a merge overtook is made again.
     """
@@ -132,8 +135,8 @@ def stored(lake: Lake, topics: Sequence[str], env: Env) -> tuple[DataFrame, Offs
         merge = compaction.newest()
         # First the progress, then the listing: it then has all that the progress promises.
         progress = lake.progress()
-        values = json_values.load(lake) if lake.info.json else None
-        found = lake.rows(values.column if values is not None else None)
+        values = json_values.load(lake) if lake.info.json else json_values.ValueSchema()
+        found = lake.rows(values.column)
         if not compaction.pending() and compaction.newest() == merge:
             break
     else:
@@ -141,7 +144,8 @@ def stored(lake: Lake, topics: Sequence[str], env: Env) -> tuple[DataFrame, Offs
     newest = progress.batch if progress is not None else -1
     ends = progress.ends if progress is not None else {}
     chosen = found.where(F.col("topic").isin(list(topics)) & (F.col(BATCH) <= newest)).drop(BATCH)
-    return chosen, {queue: end for queue, end in ends.items() if queue.topic in set(topics)}
+    wanted = set(topics)
+    return chosen, {queue: end for queue, end in ends.items() if queue.topic in wanted}, values
 
 
 def moment(given: Moment) -> datetime.datetime:
@@ -206,20 +210,6 @@ def _starts(topics: Sequence[str], options: Mapping[str, str], seam: Offsets) ->
     # Between the archive and the first message of a broker lies what expired in between.
     report_losses(losses, given.flag("failOnDataLoss", True))
     return {queue: starts.get(queue, low) for queue, (low, _) in bounds.items()}
-
-
-def _value_schema(lake: Lake) -> StructType | None:
-    if not lake.info.json:
-        return None
-    values = json_values.load(lake)
-    return values.whole if values.whole.fields else None
-
-
-def _with_value(lake: Lake, below: DataFrame, value: StructType) -> DataFrame:
-    """The stored column where it says everything, else the bodies parsed anew."""
-    if json_values.load(lake).exact:
-        return below
-    return below.withColumn(VALUE, json_values.parsed(value))
 
 
 def _between(since: Moment | None, until: Moment | None) -> Column:
