@@ -50,6 +50,7 @@ _INFO = f"{OURS}/archive.json"
 _PROGRESS = f"{OURS}/progress"
 _STAGING = ".spark-staging"
 _DAY_S = 86_400
+_PATTERNS = frozenset("*?[]{}\\")
 _OBSERVED_WAIT_S = 3.0  # it comes a moment after the action, from another thread of Spark
 _OBSERVED_POLL_S = 0.01
 # INT96, Spark's default, has no statistics: nothing could be skipped by time.
@@ -106,6 +107,12 @@ class Lake:
 
     @classmethod
     def create(cls, spark: SparkSession, path: str, info: ArchiveInfo) -> Lake:
+        patterns = sorted(_PATTERNS & set(path))
+        if patterns:
+            raise ConfigError(
+                f"{path} has the character {patterns[0]!r}, which Spark reads as a pattern: rows"
+                " could be written there and not be read; choose another directory"
+            )
         files = LakeFiles(spark, path)
         strangers = [e.name for e in files.list() if not e.name.startswith(("_", "."))]
         if strangers:

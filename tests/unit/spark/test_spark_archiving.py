@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 from cosmodrome.env.real import real_env
-from cosmodrome.errors import StoreCorrupt
+from cosmodrome.errors import ConfigError, StoreCorrupt
 from cosmodrome.spark.archiving import Archiver
-from cosmodrome.spark.lake import ArchiveInfo, Progress, Written
+from cosmodrome.spark.lake import ArchiveInfo, Lake, Progress, Written
 from cosmodrome.spark.offsets import Offsets
 from cosmodrome.wire.bodies import MessageQueue
 
@@ -107,3 +107,10 @@ def test_a_checkpoint_that_is_not_this_lakes() -> None:
         with pytest.raises(StoreCorrupt, match="older than the archive"):
             run(lake, batch)
     assert lake.written == [0, 1]
+
+
+@pytest.mark.parametrize("path", ["/lake/[1]", "/lake/{a}", "/lake/a*", "/lake/a?"])
+def test_a_path_that_spark_could_not_read_again(path: str) -> None:
+    info = ArchiveInfo(id="1", lake="parquet", subject={}, filters={})
+    with pytest.raises(ConfigError, match="pattern"):
+        Lake.create(cast(Any, None), path, info)
