@@ -39,14 +39,17 @@ from cosmodrome.wire.commands.offset import (
 )
 from cosmodrome.wire.commands.route import GetAllTopicListFromNameserver, GetRouteinfoByTopic
 from cosmodrome.wire.message import UNIQ_KEY, parse_properties
-from cosmodrome.wire.record import decode_record, iter_records
+from cosmodrome.wire.record import Record, decode_record, iter_records
 from cosmodrome.wire.table import Command, R, Reply
 
 GROUP = "cosmodrome_spark"  # whose name pulls carry when the user gave none
 PULL_INLINE = 0x4  # the subscription is in the pull
 EVER_MS = 2**63 - 1
 SAMPLE_MESSAGES = 32
-KEYS_AT_ONCE = 32  # searched in one round trip; each may bring 32 messages
+KEYS_AT_ONCE = 32  # searched in one round trip
+COPIES_AT_ONCE = 32  # that a broker gives for one key
+PAGES_MAX = 64
+INDEX_STEP_MS = 1_000
 
 # A group that has nothing stored; 5.x refuses groups that it does not know.
 _NO_PROGRESS = (Code.QUERY_NOT_FOUND, Code.SUBSCRIPTION_GROUP_NOT_EXIST)
@@ -76,6 +79,9 @@ class Found(NamedTuple):
     queue_id: int
     queue_offset: int
     properties: dict[str, str]
+
+
+_Copies = dict[tuple[str, int, int], Found]  # by broker, queue and offset
 
 
 class Cluster:
@@ -260,28 +266,48 @@ class Cluster:
         return self.find_by_unique_keys(topic, [key])[key]
 
     def find_by_unique_keys(self, topic: str, keys: Sequence[str]) -> dict[str, list[Found]]:
-        """The same for many. Every master of the topic must answer: a replica may lack the last."""
-        found: dict[str, list[Found]] = {key: [] for key in keys}
-        full = self._full(topic)
-        wanted = list(found)
+        """The same for many. Every master of the topic must answer: a replica may lack the last.
+
+        Compat: a broker gives the newest 32 at once; where there are as many, older ones are
+        asked for. Its index counts time in seconds: of more than 32 in one second some are missed.
+        """
+        found: dict[str, _Copies] = {key: {} for key in keys}
         for name in sorted(self._routes([topic])[topic].addresses):
-            for first in range(0, len(wanted), KEYS_AT_ONCE):
-                some = wanted[first : first + KEYS_AT_ONCE]
-                commands = [
-                    QueryMessage(
-                        topic=full,
-                        key=key,
-                        max_num=32,
-                        begin_timestamp=0,
-                        end_timestamp=EVER_MS,
-                        unique_key_query=True,
-                    )
-                    for key in some
-                ]
-                answers = self._ask_broker(name, topic, commands, masters_only=True)
-                for key, answer in zip(some, answers, strict=True):
-                    found[key] += _matches(name, key, answer)
-        return found
+            until = dict.fromkeys(found, EVER_MS)
+            for _ in range(PAGES_MAX):
+                until = self._find_before(name, topic, until, found)
+                if not until:
+                    break
+        return {key: list(copies.values()) for key, copies in found.items()}
+
+    def _find_before(
+        self, name: str, topic: str, until: Mapping[str, int], found: Mapping[str, _Copies]
+    ) -> dict[str, int]:
+        """Copies stored up to a time by key, into `found`; the keys that may have older ones."""
+        left: dict[str, int] = {}
+        wanted = list(until)
+        for first in range(0, len(wanted), KEYS_AT_ONCE):
+            some = wanted[first : first + KEYS_AT_ONCE]
+            commands = [
+                QueryMessage(
+                    topic=self._full(topic),
+                    key=key,
+                    max_num=COPIES_AT_ONCE,
+                    begin_timestamp=0,
+                    end_timestamp=until[key],
+                    unique_key_query=True,
+                )
+                for key in some
+            ]
+            answers = self._ask_broker(name, topic, commands, masters_only=True)
+            for key, answer in zip(some, answers, strict=True):
+                records = _found_records(answer)
+                for copy in _matches(name, key, records):
+                    found[key][copy[:3]] = copy
+                if len(records) >= COPIES_AT_ONCE:
+                    oldest_ms = min(record.store_ms for record in records)
+                    left[key] = min(oldest_ms, until[key] - INDEX_STEP_MS)
+        return left
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -474,13 +500,17 @@ def _store_ms(body: bytes) -> int | None:
     return decode_record(body).store_ms if body else None
 
 
-def _matches(broker: str, key: str, answer: Reply | Refused) -> list[Found]:
+def _found_records(answer: Reply | Refused) -> list[Record]:
     if isinstance(answer, Refused):
         if answer.code == Code.QUERY_NOT_FOUND:
             return []
         raise answer
+    return list(iter_records(answer.body))
+
+
+def _matches(broker: str, key: str, records: Iterable[Record]) -> list[Found]:
     found: list[Found] = []
-    for record in iter_records(answer.body):
+    for record in records:
         properties = parse_properties(record.properties)
         # The index knows hashes of keys only.
         if properties.get(UNIQ_KEY) == key:

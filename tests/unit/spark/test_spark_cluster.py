@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live_kit import another_broker, connection, dead_address, queue_of, send
@@ -16,8 +18,10 @@ from cosmodrome.client.values import NoRoute
 from cosmodrome.errors import Code, ConfigError, Refused, Unreachable
 from cosmodrome.spark import links
 from cosmodrome.spark.cluster import Cluster, PartlyUnreachable
+from cosmodrome.wire.commands.consume import QueryMessage, QueryMessageReply
 from cosmodrome.wire.frame import Frame
-from cosmodrome.wire.message import UNIQ_KEY
+from cosmodrome.wire.message import UNIQ_KEY, format_properties, pack_host
+from cosmodrome.wire.record import Record, encode_record
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +179,38 @@ def test_a_replica_answers_when_the_master_does_not(node: Node, cosmo_topic: str
         assert cluster.answered_by_replica("embedded")
         with pytest.raises(Unreachable):
             cluster.commit("g", {queue: 1})  # only the master's offsets count
+
+
+def test_more_copies_than_a_broker_gives_at_once(
+    node: Node, cosmo_topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that was restarted again and again; its rows are seconds apart in the index."""
+    send(node, cosmo_topic, 1)
+    host = pack_host("127.0.0.1", 1)
+    log = [
+        Record(
+            **dict.fromkeys((f.name for f in dataclasses.fields(Record)), 0)  # type: ignore[arg-type]
+            | {"topic": cosmo_topic, "queue_offset": number, "store_ms": 5_000 * number}
+            | {"born_host": host, "store_host": host, "body": b"x"}
+            | {"properties": format_properties({UNIQ_KEY: "K", "N": str(number)})}
+        )
+        for number in range(100)
+    ]
+    real = Cluster._ask_broker
+
+    def ask(cluster: Cluster, name: str, topic: str, commands: Any, **how: Any) -> Any:
+        if not isinstance(commands[0], QueryMessage):
+            return real(cluster, name, topic, commands, **how)
+        assert len(commands) == 1
+        newest = [one for one in log if one.store_ms <= commands[0].end_timestamp][-32:]
+        reply = QueryMessageReply(index_last_update_timestamp=0, index_last_update_phyoffset=0)
+        reply.body = b"".join(map(encode_record, newest))
+        return [reply]
+
+    monkeypatch.setattr(Cluster, "_ask_broker", ask)
+    with Cluster(connection(node.namesrv)) as cluster:
+        found = cluster.find_by_unique_key(cosmo_topic, "K")
+        assert sorted(one.queue_offset for one in found) == list(range(100))
 
 
 def test_two_brokers(node: Node, cosmo_topic: str, tmp_path: Path) -> None:
