@@ -32,6 +32,8 @@ CONF = {
     "spark.driver.memory": "1g",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.pollingDelay": "20ms",
+    # Short work in a young JVM: compiling it well costs more than it brings.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
 
