@@ -42,9 +42,14 @@ TOPIC, LIVE_TOPIC = "BenchScan", "BenchLive"
 WARM_SECONDS, LIVE_SECONDS, LIVE_TURNS = 5, 12, 2
 FEED_SECONDS = 300  # a feeder is ended when its turn is over
 SIDES = ("kafka", "ours")
-SCANS = {"noop": "to noop", "four": "four columns to noop", "parquet": "to Parquet"}
+SCANS = {
+    "noop": "all columns to noop",
+    "four": "queue, offset, time and body to noop",
+    "parquet": "all columns to Parquet",
+    "four_parquet": "queue, offset, time and body to Parquet",
+}
 # What the ratio ours : Kafka may be at most.
-BARS = {"noop": 0.6, "four": None, "parquet": 1.0}
+BARS = {"noop": 0.6, "four": None, "parquet": 1.0, "four_parquet": None}
 OFFLINE_BAR, DECODE_BAR, LIVE_BAR = 180, 400, 1.2
 
 Answer = dict[str, Any]

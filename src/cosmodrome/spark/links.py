@@ -8,6 +8,7 @@ out again.
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
 import ssl
@@ -73,6 +74,7 @@ class _Pool:
 
 
 _pool = _Pool()
+atexit.register(_pool.close)  # or Python complains of sockets that nobody closed
 
 
 def take(address: str, connection: Connection) -> PlainConnection:

@@ -22,6 +22,7 @@ from cosmodrome.layout import RECORD_QUEUE_OFFSET_AT
 from cosmodrome.spark import links, rows
 from cosmodrome.spark.cluster import BROKEN, GROUP, Cluster
 from cosmodrome.spark.dedupe import MARK, Dedupe, Marked
+from cosmodrome.spark.memory import keep_freed_memory
 from cosmodrome.spark.offsets import describe
 from cosmodrome.spark.options import ReadOptions
 from cosmodrome.spark.plan import DataLoss, Range
@@ -48,6 +49,7 @@ class LookupFailed(CosmodromeError):
 
 def read_range(span: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """The messages [start, end) of a queue, in batches of some thousand rows."""
+    keep_freed_memory()
     reader = _RangeReader(span, options)
     try:
         yield from reader.batches()

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from cosmodrome.env.base import Disk
 from cosmodrome.env.real import RealDisk
 from cosmodrome.errors import ConfigError, StoreCorrupt, StoreError
+from cosmodrome.spark.memory import keep_freed_memory
 from cosmodrome.spark.options import DROP_MALFORMED, FAIL_FAST, ReadOptions
 from cosmodrome.spark.rows import arrow_schema, batch, corrupt_batch
 from cosmodrome.spark.segments import Damage, Split, SplitWalk
@@ -57,6 +58,7 @@ def read_split(
     split: Split, options: ReadOptions, disk: Disk | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one split that the options want."""
+    keep_freed_memory()
     chosen = _Chosen(options)
     builder = chosen.builder()
     faults = _Faults(options)

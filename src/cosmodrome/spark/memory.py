@@ -1,0 +1,32 @@
+"""Has the C library keep freed memory in the processes that decode messages.
+
+A batch is some megabytes. Left alone, the library gives them back to the system and asks for them
+again with every batch, and the system clears each page anew: that took half of the time of a
+scan (bench/RESULTS.md).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of glibc's mallopt
+_KEPT_BYTES = 128 << 20
+_PAD_BYTES = 32 << 20
+_LARGEST_BYTES = 32 << 20  # the library takes no larger value
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Once per process; False where the C library has no such setting."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    settings = {
+        _MMAP_THRESHOLD: _LARGEST_BYTES,
+        _TRIM_THRESHOLD: _KEPT_BYTES,
+        _TOP_PAD: _PAD_BYTES,
+    }
+    taken = [mallopt(name, value) for name, value in settings.items()]
+    return all(taken)
