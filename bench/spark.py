@@ -1,11 +1,11 @@
 """`python -m bench.spark`: this source beside Spark's own Kafka connector, on the same Spark.
 
-Both brokers hold the same messages (random bodies, so nothing compresses) in four queues. First each
-side scans once in sessions of its own. Then one session, local[2], scans both in turn: rounds are
-interleaved, the first one only warms up, medians are shown. The number to compare is CPU time of
-the Spark side per message: the driver, its JVM, and the Python processes below it, without the
-brokers. Then both are followed live at a steady rate, and the store directory is read without its
-broker. With --record the tables replace the part "Spark" of bench/RESULTS.md.
+Both brokers hold the same messages (random bodies, so nothing compresses) in four queues. First
+each side scans once in sessions of its own. Then one session, local[2], scans both in turn:
+rounds are interleaved, the first one only warms up, medians are shown. The number to compare is
+CPU time of the Spark side per message: the driver, its JVM, and the Python processes below it,
+without the brokers. Then both are followed live at a steady rate, and the store directory is read
+without its broker. With --record the tables replace the part "Spark" of bench/RESULTS.md.
 """
 
 from __future__ import annotations
