@@ -239,20 +239,21 @@ class Cluster:
             ]
 
         def introduce(topic: str, queue: MessageQueue) -> list[Command[Any]]:
-            pull = pull_command(topic, queue.queue_id, offsets[queue], 1, group=full)
-            return [pull, *ask(topic, queue)]
+            return [pull_command(topic, queue.queue_id, offsets[queue], 1, group=full)]
 
         def is_known(queue: MessageQueue, answers: Answers) -> bool:
-            last = answers[-1]
-            if isinstance(last, Refused) and last.code == Code.SUBSCRIPTION_GROUP_NOT_EXIST:
+            answer = answers[0]
+            if isinstance(answer, Refused) and answer.code == Code.SUBSCRIPTION_GROUP_NOT_EXIST:
                 return False
-            _good(queue, last)
+            _good(queue, answer)
             return True
 
         known = self._each(offsets, ask, is_known, masters_only=True)
         unknown = [queue for queue, stored in known.items() if not stored]
-        # Compat: 5.x stores offsets only of groups that it knows, and learns them by pulls.
-        stored = self._each(unknown, introduce, is_known, masters_only=True)
+        # Compat: 5.x stores offsets only of groups that it knows, and learns them by pulls. It
+        # serves pulls and commits side by side, so the pulls must be answered first.
+        self._each(unknown, introduce, lambda queue, answers: None, masters_only=True)
+        stored = self._each(unknown, ask, is_known, masters_only=True)
         for queue in (queue for queue in unknown if not stored[queue]):
             raise Refused(
                 Code.SUBSCRIPTION_GROUP_NOT_EXIST,

@@ -67,6 +67,9 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * the name of a filter behind the word <code>class:</code>.
  */
 public final class Driver {
+    /** Trace records leave in the background, and a producer that stops drops what has not left. */
+    private static final int TRACE_LINGER_MS = 3_000;
+
     private static final PrintStream OUT =
         new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), true, StandardCharsets.UTF_8);
 
@@ -177,6 +180,9 @@ public final class Driver {
         }
         if (mode.equals("async")) {
             answered.await();
+        }
+        if (options.has("trace")) {
+            Thread.sleep(TRACE_LINGER_MS);
         }
         producer.shutdown();
     }
