@@ -13,9 +13,8 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
-from peers.process import Process, accepts
+from peers.process import Process, Running, accepts
 from peers.raw import clusters
 from peers.resolve import BUILD, SOURCES, make_once, require, run_with_tries
 
@@ -121,7 +120,7 @@ def mqadmin(namesrv_address: str, *words: str, timeout_s: float = 60) -> str:
     return done.stdout
 
 
-class JavaCluster:
+class JavaCluster(Running):
     """One real name server and one real broker, with everything they write in `directory`.
 
     The store is `directory/store` and survives stop() and kill9(), so start() again is a restart.
@@ -199,18 +198,6 @@ class JavaCluster:
     def kill9(self) -> None:
         self.broker.kill9()
         self.namesrv.kill9()
-
-    def __enter__(self) -> JavaCluster:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def _process(self, role: str, main: str, header: str, heap: Sequence[str]) -> Process:
         # user.home: both roles would otherwise leave files in the home of whoever runs this.

@@ -14,10 +14,9 @@ import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from peers.java import class_path
-from peers.process import Process, accepts, free_port
+from peers.process import Process, Running, accepts, free_port
 from peers.resolve import require
 
 KAFKA_VERSION = "4.1.0"
@@ -30,7 +29,7 @@ def connector_jars() -> list[str]:
     return class_path("spark-kafka").split(os.pathsep)
 
 
-class KafkaNode:
+class KafkaNode(Running):
     """One Kafka with its files in `folder`; start() after stop() is a restart."""
 
     def __init__(self, folder: Path, *, partitions: int = 4, heap: Sequence[str] = _HEAP) -> None:
@@ -63,18 +62,6 @@ class KafkaNode:
 
     def stop(self) -> None:
         self._process.stop()
-
-    def __enter__(self) -> KafkaNode:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def _format(self) -> None:
         """Writes the settings and gives the log directory its cluster id, once."""

@@ -11,13 +11,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
-from peers.process import Process, free_port
+from peers.process import Process, Running, free_port
 from peers.resolve import ROOT
 
 
-class CosmoNode:
+class CosmoNode(Running):
     """One `cosmo up` with its files in `data`; start() after stop() or kill9() is a restart.
 
     Ports not given are chosen among the free ones. The broker also takes broker_port - 2 (VIP).
@@ -83,15 +82,3 @@ class CosmoNode:
 
     def kill9(self) -> None:
         self.process.kill9()
-
-    def __enter__(self) -> CosmoNode:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()

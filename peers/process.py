@@ -10,8 +10,11 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 # Asks the kernel (prctl PR_SET_PDEATHSIG) to kill this process when its parent ends, then becomes
 # the command. Code between fork and exec would not do: the tests have threads.
@@ -107,6 +110,30 @@ class Process:
         if not self.log.exists():
             return "(no log)"
         return self.log.read_bytes()[-size_bytes:].decode(errors="replace")
+
+
+class Running(ABC):
+    """What runs between start() and stop(), as a context."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Returns when it can be used."""
+
+    @abstractmethod
+    def stop(self) -> object:
+        """Ends it in an orderly way."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
 
 
 def free_port(*neighbours: int) -> int:

@@ -14,10 +14,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from peers.java import JavaCluster
-from peers.process import NotReady, Process, accepts, free_port
+from peers.process import NotReady, Process, Running, accepts, free_port
 from peers.raw import clusters
 from peers.resolve import ROOT
 
@@ -57,7 +56,7 @@ class Server:
         return self._process.log_tail()
 
 
-class Servers:
+class Servers(Running):
     """Name servers that share nothing and brokers that register with all of them."""
 
     def __init__(
@@ -120,18 +119,6 @@ class Servers:
                 raise NotReady(f"name servers know {found}, not {sorted(names)}\n{logs}")
             time.sleep(0.05)
         return time.monotonic() - began
-
-    def __enter__(self) -> Servers:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
 
 def _cosmo(folder: Path, role: str, port: int, words: Sequence[str]) -> Server:

@@ -18,9 +18,8 @@ import site
 import sys
 import venv
 from pathlib import Path
-from types import TracebackType
 
-from peers.process import Process, accepts, free_port
+from peers.process import Process, Running, accepts, free_port
 from peers.resolve import BUILD, ROOT, SOURCES, make_once, run_with_tries
 
 OLDEST = "4.2.1"  # pinned in spark-requirements.txt
@@ -58,7 +57,7 @@ def oldest_python() -> Path:
     return python
 
 
-class StandaloneSpark:
+class StandaloneSpark(Running):
     """A master and one worker with `cores` cores; everything they write is in `folder`."""
 
     def __init__(self, folder: Path, *, cores: int = 2) -> None:
@@ -105,18 +104,6 @@ class StandaloneSpark:
     def stop(self) -> None:
         self.worker.stop()
         self.master.stop()
-
-    def __enter__(self) -> StandaloneSpark:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def _process(self, main: str, *words: str) -> Process:
         import pyspark
