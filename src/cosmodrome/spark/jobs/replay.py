@@ -413,7 +413,7 @@ def command(job: JobContext, archive: str, source: str, target: str, **given: An
 
 def _say_rehearsal(job: JobContext, status: Status, rate: float | None) -> None:
     takes = f", at least {status.rows_total / rate:,.0f} s" if rate else ""
-    job.say(f"would send {status.rows_total:,} messages in {status.slices_total} slices{takes}")
+    job.say(f"would send {status.rows_total:,} messages, slices: {status.slices_total}{takes}")
     for broker, queue_id, rows in status.queues:
         job.say(f"  {broker} queue {queue_id}: {rows:,}")
     for row in status.sample:
