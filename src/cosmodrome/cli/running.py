@@ -16,11 +16,11 @@ EXIT_INTERRUPTED = 130
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`. A signal cancels it, so that it can close its connections."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_interruptible(work))
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
     except ImportError:  # it has no wheel for some platforms

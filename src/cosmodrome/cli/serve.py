@@ -1,7 +1,4 @@
-"""Runs servers until they are told to stop: loop, logging, signals, the first lines printed.
-
-SIGTERM and SIGINT drain and stop cleanly; a second one ends the process at once.
-"""
+"""Puts servers together from their settings and says where they are; `lifetime.py` runs them."""
 
 from __future__ import annotations
 
@@ -10,13 +7,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 import click
 
 from cosmodrome import __version__, speed
 from cosmodrome.broker.app import Broker, build_broker
+from cosmodrome.cli.lifetime import dialled, listen, run_until_told, running
 from cosmodrome.cli.settings import Chosen
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import (
@@ -34,15 +30,7 @@ from cosmodrome.transport.health import HealthServer
 
 log = logging.getLogger("cosmo")
 
-EXIT_SECOND_SIGNAL = 130
 EXIT_FILTERS_ABANDONED = 1
-# A supervisor may signal the process and its group: that is one wish, not impatience.
-SAME_SIGNAL_SECONDS = 1.0
-
-
-class Part(Protocol):
-    async def start(self) -> None: ...
-    async def stop(self) -> None: ...
 
 
 def run_up(chosen: Chosen, *, http_port: int, log_level: str) -> None:
@@ -65,32 +53,32 @@ def run_up(chosen: Chosen, *, http_port: int, log_level: str) -> None:
         health = HealthServer(
             {"/livez": lambda: (True, "alive"), "/readyz": ready, "/startupz": startup}
         )
-        async with _running(nameserver, flag="--namesrv-port"):
-            http = await _listen(health.listen(host, http_port), "--http-port")
+        async with running(nameserver, flag="--namesrv-port"):
+            http = await listen(health.listen(host, http_port), "--http-port")
             try:
                 broker = _broker(chosen, env, namesrv=nameserver.address)
-                async with _running(broker, flag="--broker-port"):
+                async with running(broker, flag="--broker-port"):
                     started = True
                     await _until_ready(broker)
                     seconds = asyncio.get_running_loop().time() - began
-                    _say_up(chosen, nameserver, broker, f"{_dialled(host)}:{http}", seconds)
+                    _say_up(chosen, nameserver, broker, f"{dialled(host)}:{http}", seconds)
                     await stop.wait()
                     log.info("stopping: draining requests and syncing the store")
             finally:
                 await health.stop()
 
-    _run(serve, log_level)
+    run_until_told(serve, log_level)
 
 
 def run_nameserver(chosen: Chosen, *, log_level: str) -> None:
     nameserver = _nameserver(chosen, real_env())
 
     async def serve(stop: asyncio.Event) -> None:
-        async with _running(nameserver, flag="--port"):
+        async with running(nameserver, flag="--port"):
             click.echo(f"cosmodrome {__version__} name server is ready on {nameserver.address}")
             await stop.wait()
 
-    _run(serve, log_level)
+    run_until_told(serve, log_level)
 
 
 def run_broker(chosen: Chosen, *, log_level: str) -> None:
@@ -102,12 +90,12 @@ def run_broker(chosen: Chosen, *, log_level: str) -> None:
 
     async def serve(stop: asyncio.Event) -> None:
         broker = _broker(chosen, real_env())
-        async with _running(broker, flag="--port"):
+        async with running(broker, flag="--port"):
             click.echo(f"cosmodrome {__version__} broker is ready on {broker.address}")
             await stop.wait()
             log.info("stopping: draining requests and syncing the store")
 
-    _run(serve, log_level)
+    run_until_told(serve, log_level)
 
 
 def run_filterserver(chosen: Chosen, *, http_port: int | None, log_level: str) -> None:
@@ -124,14 +112,14 @@ def run_filterserver(chosen: Chosen, *, http_port: int | None, log_level: str) -
                 "/startupz": lambda: (True, "started"),
             }
         )
-        async with _running(server, flag="--port"):
+        async with running(server, flag="--port"):
             try:
                 where = ""
                 if http_port is not None:
-                    http = await _listen(
+                    http = await listen(
                         health.listen(options.bind_address, http_port), "--http-port"
                     )
-                    where = f", health http://{_dialled(options.bind_address)}:{http}/readyz"
+                    where = f", health http://{dialled(options.bind_address)}:{http}/readyz"
                 await _filter(server, where, stop)
             finally:
                 await health.stop()
@@ -141,7 +129,7 @@ def run_filterserver(chosen: Chosen, *, http_port: int | None, log_level: str) -
             logging.shutdown()
             os._exit(EXIT_FILTERS_ABANDONED)
 
-    _run(serve, log_level)
+    run_until_told(serve, log_level)
 
 
 async def _filter(server: FilterServer, where: str, stop: asyncio.Event) -> None:
@@ -162,43 +150,6 @@ async def _filter(server: FilterServer, where: str, stop: asyncio.Event) -> None
     await stop.wait()
 
 
-class _running:
-    """Start a part, stop it on the way out, and explain a port that is taken."""
-
-    def __init__(self, part: Part, *, flag: str) -> None:
-        self._part = part
-        self._flag = flag
-
-    async def __aenter__(self) -> None:
-        try:
-            await self._part.start()
-        except BaseException as error:
-            await self._part.stop()
-            if isinstance(error, OSError | ConfigError):
-                raise _explained(error, self._flag) from None
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._part.stop()
-
-
-async def _listen(work: Awaitable[int], flag: str) -> int:
-    try:
-        return await work
-    except (OSError, ConfigError) as error:
-        raise _explained(error, flag) from None
-
-
-def _explained(error: OSError | ConfigError, flag: str) -> ConfigError:
-    """Say which flag of this command moves a port that is taken."""
-    text = str(error)
-    if "address already in use" in text.lower():
-        text = (
-            f"{text.split('; ')[0]}; stop what uses it or choose a port with {flag} (0 picks one)"
-        )
-    return ConfigError(text)
-
-
 async def _until_ready(broker: Broker) -> None:
     """Registration takes a few milliseconds; say "ready" only when clients would agree."""
     for _ in range(200):
@@ -206,45 +157,6 @@ async def _until_ready(broker: Broker) -> None:
             return
         await asyncio.sleep(0.01)
     log.warning("not ready yet reason=%r", broker.ready()[1])
-
-
-def _run(serve: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> None:
-    logging.basicConfig(
-        level=log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
-    if speed.FLAVOUR == "pure":
-        log.warning("the compiled core is not loaded: slower, same behaviour; see README")
-
-    async def guarded() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        first_at = 0.0
-
-        def asked() -> None:
-            nonlocal first_at
-            if not stop.is_set():
-                first_at = loop.time()
-                stop.set()
-            elif loop.time() - first_at > SAME_SIGNAL_SECONDS:
-                os._exit(EXIT_SECOND_SIGNAL)
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, asked)
-        await serve(stop)
-
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(guarded())
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 def _nameserver(chosen: Chosen, env: Env) -> NameServer:
@@ -265,11 +177,6 @@ def _broker(chosen: Chosen, env: Env, *, namesrv: str = "") -> Broker:
     return build_broker(
         options, chosen.broker.get(StoreOptions), chosen.broker.get(SocketOptions), env
     )
-
-
-def _dialled(host: str) -> str:
-    """Where to reach a server that listens on `host`, from this machine."""
-    return "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
 
 
 def _bind_address(chosen: Chosen) -> str:

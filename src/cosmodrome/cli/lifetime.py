@@ -1,0 +1,108 @@
+"""Runs servers until they are told to stop: loop, logging, signals, ports that are taken.
+
+SIGTERM and SIGINT drain and stop cleanly; a second one ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from cosmodrome import speed
+from cosmodrome.cli.running import loop_factory
+from cosmodrome.errors import ConfigError
+
+log = logging.getLogger("cosmo")
+
+EXIT_SECOND_SIGNAL = 130
+# A supervisor may signal the process and its group: that is one wish, not impatience.
+SAME_SIGNAL_SECONDS = 1.0
+
+
+class Part(Protocol):
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+class running:
+    """Start a part, stop it on the way out, and explain a port that is taken."""
+
+    def __init__(self, part: Part, *, flag: str) -> None:
+        self._part = part
+        self._flag = flag
+
+    async def __aenter__(self) -> None:
+        try:
+            await self._part.start()
+        except BaseException as error:
+            await self._part.stop()
+            if isinstance(error, OSError | ConfigError):
+                raise _explained(error, self._flag) from None
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._part.stop()
+
+
+async def listen(work: Awaitable[int], flag: str) -> int:
+    try:
+        return await work
+    except (OSError, ConfigError) as error:
+        raise _explained(error, flag) from None
+
+
+def run_until_told(
+    serve: Callable[[asyncio.Event], Awaitable[None]],
+    log_level: str,
+    *,
+    at_once: Callable[[], None] = lambda: None,
+) -> None:
+    """Run `serve`, whose event is set by the first signal; `at_once` comes before a hard exit."""
+    logging.basicConfig(
+        level=log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    if speed.FLAVOUR == "pure":
+        log.warning("the compiled core is not loaded: slower, same behaviour; see README")
+
+    async def guarded() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        first_at = 0.0
+
+        def asked() -> None:
+            nonlocal first_at
+            if not stop.is_set():
+                first_at = loop.time()
+                stop.set()
+            elif loop.time() - first_at > SAME_SIGNAL_SECONDS:
+                at_once()
+                os._exit(EXIT_SECOND_SIGNAL)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, asked)
+        await serve(stop)
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(guarded())
+
+
+def dialled(host: str) -> str:
+    """Where to reach a server that listens on `host`, from this machine."""
+    return "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
+
+
+def _explained(error: OSError | ConfigError, flag: str) -> ConfigError:
+    """Say which flag of this command moves a port that is taken."""
+    text = str(error)
+    if "address already in use" in text.lower():
+        text = (
+            f"{text.split('; ')[0]}; stop what uses it or choose a port with {flag} (0 picks one)"
+        )
+    return ConfigError(text)
