@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from cosmodrome.cli.exits import NotFound
+from cosmodrome.cli.output import FOR_PEOPLE, Column, output_option, show
 from cosmodrome.client.options import NAMESRV_DEFAULT, NAMESRV_VARIABLES, name_servers
 from cosmodrome.env.real import RealDisk
 from cosmodrome.errors import ConfigError
@@ -20,6 +22,7 @@ from cosmodrome.errors import ConfigError
 F = TypeVar("F", bound=Callable[..., Any])
 
 FILE_NAME = "contexts.json"
+COLUMNS = (Column("current", " "), Column("name"), Column("namesrv", "NAME SERVERS"))
 
 
 class Contexts(msgspec.Struct):
@@ -107,7 +110,7 @@ def use(name: str) -> None:
     stored = load()
     if name not in stored.contexts:
         known = ", ".join(sorted(stored.contexts)) or "none"
-        raise ConfigError(f"no context {name}; there is: {known}. `cosmo context add` makes one")
+        raise NotFound(f"no context {name}; there is: {known}. `cosmo context add` makes one")
     stored.current = name
     _save(stored)
     click.echo(f"using {name}: {stored.contexts[name]}", err=True)
@@ -119,15 +122,29 @@ def remove(name: str) -> None:
     """Forget the context NAME."""
     stored = load()
     if stored.contexts.pop(name, None) is None:
-        raise ConfigError(f"no context {name}")
+        raise NotFound(f"no context {name}; `cosmo context list` shows all")
     if stored.current == name:
         stored.current = None
     _save(stored)
 
 
 @context.command("list")
-def list_contexts() -> None:
+@output_option
+def list_contexts(output: str) -> None:
     """List the contexts; * marks the one in use."""
     stored = load()
-    for name, addresses in sorted(stored.contexts.items()):
-        click.echo(f"{'*' if name == stored.current else ' '} {name}\t{addresses}")
+    people = output in FOR_PEOPLE
+    show(
+        output,
+        COLUMNS,
+        (
+            {"current": _mark(name == stored.current, people), "name": name, "namesrv": addresses}
+            for name, addresses in sorted(stored.contexts.items())
+        ),
+    )
+
+
+def _mark(used: bool, people: bool) -> object:
+    if not people:
+        return used
+    return "*" if used else " "

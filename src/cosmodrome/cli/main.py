@@ -1,12 +1,12 @@
-"""The `cosmo` command: its words, flags and exit codes. Work happens in `serve.py`.
+"""The `cosmo` command: its words and flags. The work is in `serve.py` and what `COMMANDS` names.
 
-Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage, 6 the store tools found
-problems. Data goes to stdout, everything else to stderr.
+Exit codes: 0 done, 1 an error that the message explains, 2 wrong usage, 3 the cluster cannot be
+reached, 4 what was named is not there, 5 refused by a server, 6 problems were found, 7 partly done.
+Data goes to stdout, everything else to stderr.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -15,40 +15,27 @@ from typing import Any
 import click
 
 from cosmodrome import __version__
-from cosmodrome.cli import settings
+from cosmodrome.cli.exits import exit_code
+from cosmodrome.cli.lazy import LazyGroup
 from cosmodrome.errors import CosmodromeError
 
-EXIT_ERROR = 1
-
-# Commands that bring much code with them; each is imported when it is used.
+# Commands that bring much code with them: where each is, imported when it is used, and its help.
 COMMANDS = {
-    "bench": "bench:bench",
-    "consume": "consume:consume",
-    "context": "context:context",
-    "pipeline": "pipeline:pipeline",
-    "produce": "produce:produce",
-    "request": "produce:request",
-    "store": "store_tools:store",
-    "tail": "consume:tail",
-    "timer": "timer:timer",
+    "bench": ("bench:bench", "Measure this cluster with this client."),
+    "consume": ("consume:consume", "Print messages of a topic."),
+    "context": ("context:context", "Named clusters, so that -n need not be typed."),
+    "pipeline": ("pipeline:pipeline", "Spark over topics: archive them, query them, replay them."),
+    "produce": ("produce:produce", "Send one message per line of stdin (or --file) to a topic."),
+    "request": ("produce:request", "Send a message and print the reply of its consumer."),
+    "store": ("store_tools:store", "Look into a store directory, or mend it, without a broker."),
+    "tail": ("consume:tail", "Print messages of a topic as they arrive, until Ctrl-C."),
+    "timer": ("timer:timer", "Messages with a delivery time of their own: list, cancel."),
 }
 
 
-class _Commands(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *COMMANDS})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        home = COMMANDS.get(cmd_name)
-        if home is None:
-            return super().get_command(ctx, cmd_name)
-        module, _, name = home.partition(":")
-        command: click.Command = getattr(importlib.import_module(f"cosmodrome.cli.{module}"), name)
-        return command
-
-
 @click.group(
-    cls=_Commands,
+    cls=LazyGroup,
+    homes=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="cosmo")
@@ -129,6 +116,8 @@ def up(
     log_level: str,
 ) -> None:
     """Start a name server, a broker and the health port in one process."""
+    from cosmodrome.cli import settings
+
     chosen = settings.for_up(
         os.environ,
         file=file,
@@ -160,6 +149,8 @@ def namesrv_run(
     log_level: str,
 ) -> None:
     """Start a name server."""
+    from cosmodrome.cli import settings
+
     chosen = settings.for_nameserver(os.environ, file=file, pairs=pairs, host=host, port=port)
     if print_config:
         click.echo(chosen.text(), nl=False)
@@ -187,6 +178,8 @@ def broker_run(
     log_level: str,
 ) -> None:
     """Start a broker."""
+    from cosmodrome.cli import settings
+
     chosen = settings.for_broker(
         os.environ, file=file, pairs=pairs, namesrv=namesrv, host=host, data=data, port=port
     )
@@ -224,6 +217,8 @@ def filtersrv_run(
     Every *.py file in the folder of the filters says FILTERS = {"com.acme.Green": function};
     a consumer subscribes with the name. SIGHUP reads the files again. See docs/filter-server.md.
     """
+    from cosmodrome.cli import settings
+
     chosen = settings.for_filterserver(
         os.environ, file=file, pairs=pairs, broker=broker, host=host, port=port, filters=filters
     )
@@ -240,7 +235,7 @@ def main() -> None:
         cosmo(prog_name="cosmo")
     except CosmodromeError as error:
         click.echo(f"cosmo: {error}", err=True)
-        sys.exit(EXIT_ERROR)
+        sys.exit(exit_code(error))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,14 @@ from cosmodrome.wire.commands.route import GetBrokerClusterInfo, GetRouteinfoByT
 from cosmodrome.wire.table import Command, R
 
 
+class NotThere(ConfigError):
+    """The name servers know no cluster or broker of this name."""
+
+
+class NoBrokers(ConfigError):
+    """The name servers know no broker that could be asked."""
+
+
 class PartlyFailed(CosmodromeError, Generic[R]):
     """Some of the peers that were asked did not do it. `results` holds those that did."""
 
@@ -68,7 +76,7 @@ class Fleet:
         info = await self.cluster()
         if cluster is not None and cluster not in info.cluster_addr_table:
             known = ", ".join(sorted(info.cluster_addr_table)) or "none"
-            raise ConfigError(f"there is no cluster {cluster!r}; known are: {known}")
+            raise NotThere(f"there is no cluster {cluster!r}; known are: {known}")
         names = info.broker_addr_table if cluster is None else set(info.cluster_addr_table[cluster])
         found = {
             name: self._called(data.broker_addrs[MASTER])
@@ -76,7 +84,7 @@ class Fleet:
             if name in names and MASTER in data.broker_addrs
         }
         if not found:
-            raise ConfigError("no broker is registered; start one, or check the name servers")
+            raise NoBrokers("no broker is registered; start one, or check the name servers")
         return found
 
     async def broker(self, name: str) -> str:
@@ -85,7 +93,7 @@ class Fleet:
             return name
         masters = await self.masters()
         if name not in masters:
-            raise ConfigError(f"there is no broker {name!r}; known are: {', '.join(masters)}")
+            raise NotThere(f"there is no broker {name!r}; known are: {', '.join(masters)}")
         return masters[name]
 
     async def chosen(self, *, cluster: str | None, broker: str | None) -> dict[str, str]:
