@@ -57,7 +57,13 @@ from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
 from cosmodrome.errors import ConfigError
 from cosmodrome.layout import TOPIC_BYTES_MAX
 from cosmodrome.store.store import DelayLevels, Store, hours_of
-from cosmodrome.transport.ports import HA_OFFSET, VIP_OFFSET, advertised_host, free_base_port
+from cosmodrome.transport.ports import (
+    HA_OFFSET,
+    VIP_OFFSET,
+    advertised_host,
+    broker_name_of_machine,
+    free_base_port,
+)
 from cosmodrome.transport.router import Router
 from cosmodrome.transport.server import Server
 from cosmodrome.wire.commands.consume import PullReply
@@ -74,7 +80,6 @@ MASTERS = ("ASYNC_MASTER", "SYNC_MASTER")
 SLAVE = "SLAVE"
 
 _LABEL = re.compile(r"[%|a-zA-Z0-9_.-]+\Z")
-_NOT_ALLOWED = re.compile(r"[^%|a-zA-Z0-9_-]")
 
 
 class Place:
@@ -463,7 +468,7 @@ def _checked(options: BrokerOptions, store: StoreOptions) -> BrokerOptions:
             f"listenPort is {port}; it must leave room for the VIP port {VIP_OFFSET:+d} and the HA"
             f" port {HA_OFFSET:+d}, or be 0 for any free one"
         )
-    name = options.broker_name or _default_name()
+    name = options.broker_name or broker_name_of_machine(TOPIC_BYTES_MAX)
     _check_label("brokerName", name, TOPIC_BYTES_MAX)
     _check_label(
         "brokerClusterName",
@@ -471,10 +476,6 @@ def _checked(options: BrokerOptions, store: StoreOptions) -> BrokerOptions:
         TOPIC_BYTES_MAX - len(REPLY_TOPIC_SUFFIX),
     )
     return msgspec.structs.replace(options, broker_name=name, broker_id=broker_id)
-
-
-def _default_name() -> str:
-    return _NOT_ALLOWED.sub("-", socket.gethostname())[:TOPIC_BYTES_MAX].strip("-") or "broker"
 
 
 def _check_label(key: str, name: str, length_max: int) -> None:

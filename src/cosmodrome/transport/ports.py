@@ -1,4 +1,4 @@
-"""Addresses of this machine: ports nobody uses, and the host that others are told.
+"""Addresses of this machine: ports nobody uses, the host that others are told, and a name.
 
 A broker needs three related ports: the main one, the VIP port two below it and the HA port one
 above it. The operating system gives away single ports only, so the three are tried out here.
@@ -7,6 +7,7 @@ above it. The operating system gives away single ports only, so the three are tr
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 
 from cosmodrome.errors import ConfigError
@@ -18,6 +19,7 @@ ELSEWHERE = ("192.0.2.1", 9)
 VIP_OFFSET = -2
 HA_OFFSET = 1
 _ATTEMPTS_MAX = 100
+_NOT_IN_NAMES = re.compile(r"[^%|a-zA-Z0-9_-]")
 
 
 def free_base_port(host: str) -> int:
@@ -50,6 +52,11 @@ def advertised_host(bind_address: str) -> str:
         except OSError:
             return LOOPBACK  # no route to anywhere: only this machine can be meant
     return LOOPBACK if host in ANY_ADDRESS else host
+
+
+def broker_name_of_machine(length_max: int) -> str:
+    """What a broker is called that was given no name."""
+    return _NOT_IN_NAMES.sub("-", socket.gethostname())[:length_max].strip("-") or "broker"
 
 
 def _bind(held: contextlib.ExitStack, host: str, port: int) -> int | None:
