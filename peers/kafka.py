@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from peers.java import class_path
@@ -30,10 +30,21 @@ def connector_jars() -> list[str]:
 
 
 class KafkaNode(Running):
-    """One Kafka with its files in `folder`; start() after stop() is a restart."""
+    """One Kafka with its files in `folder`; start() after stop() is a restart.
 
-    def __init__(self, folder: Path, *, partitions: int = 4, heap: Sequence[str] = _HEAP) -> None:
+    `settings` are added to server.properties and win over what is chosen here.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        partitions: int = 4,
+        heap: Sequence[str] = _HEAP,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
+        self._settings = dict(settings or {})
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self._controller_port = free_port()
@@ -84,6 +95,7 @@ class KafkaNode(Running):
             "transaction.state.log.replication.factor": "1",
             "transaction.state.log.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
+            **self._settings,
         }
         self._properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         cluster_id = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
