@@ -22,6 +22,9 @@ from cosmodrome.errors import CosmodromeError
 # Commands that bring much code with them: where each is, imported when it is used, and its help.
 COMMANDS = {
     "bench": ("bench:bench", "Measure this cluster with this client."),
+    "client": ("clients:client", "Connected producers and consumers: list them, see their stacks."),
+    "cluster": ("cluster:cluster", "The cluster as a whole: which brokers answer, and how busy."),
+    "completion": ("completion:completion", "Make bash, zsh or fish complete words of cosmo."),
     "consume": ("consume:consume", "Print messages of a topic."),
     "context": ("context:context", "Named clusters, so that -n need not be typed."),
     "pipeline": ("pipeline:pipeline", "Spark over topics: archive them, query them, replay them."),
@@ -30,6 +33,7 @@ COMMANDS = {
     "store": ("store_tools:store", "Look into a store directory, or mend it, without a broker."),
     "tail": ("consume:tail", "Print messages of a topic as they arrive, until Ctrl-C."),
     "timer": ("timer:timer", "Messages with a delivery time of their own: list, cancel."),
+    "topic": ("topic:topic", "Topics: list, make, look at, change and delete them."),
 }
 
 
@@ -46,14 +50,24 @@ def cosmo() -> None:
     """
 
 
-@cosmo.group()
+NAMESRV_COMMANDS = {
+    "config": ("namesrv_verbs:config", "Settings of running name servers: get, set."),
+    "kv": ("namesrv_verbs:kv", "The table of the name servers: get, set, delete, list."),
+}
+BROKER_COMMANDS = {
+    "config": ("broker_verbs:config", "Settings of running brokers: get, set."),
+    "stats": ("broker_verbs:stats", "Figures of running brokers."),
+}
+
+
+@cosmo.group(cls=LazyGroup, homes=NAMESRV_COMMANDS)
 def namesrv() -> None:
-    """The name server alone."""
+    """Name servers: start one, look into running ones."""
 
 
-@cosmo.group()
+@cosmo.group(cls=LazyGroup, homes=BROKER_COMMANDS)
 def broker() -> None:
-    """The broker alone."""
+    """Brokers: start one, look into running ones."""
 
 
 class _RunByDefault(click.Group):

@@ -117,6 +117,19 @@ class Topics:
         names = bodies.decode(TopicList, reply.body).topic_list
         return sorted(self._fleet.plain(name) for name in names)
 
+    async def configs(
+        self, *, cluster: str | None = None, broker: str | None = None
+    ) -> dict[str, dict[str, TopicConfig]]:
+        """Every topic as each broker holds it: broker → name → settings."""
+        replies = await self._fleet.each(
+            await self._fleet.chosen(cluster=cluster, broker=broker), GetAllTopicConfig()
+        )
+        found: dict[str, dict[str, TopicConfig]] = {}
+        for name, reply in replies.items():
+            table = bodies.decode(TopicConfigSerializeWrapper, reply.body).topic_config_table
+            found[name] = {self._fleet.plain(topic): config for topic, config in table.items()}
+        return found
+
     async def describe(self, topic: str) -> dict[str, TopicConfig]:
         """The topic as each of its brokers holds it."""
         full = self._fleet.full(topic)

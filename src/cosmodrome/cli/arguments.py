@@ -1,0 +1,97 @@
+"""Arguments that several commands take, checked before a server sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from cosmodrome.errors import Refused
+from cosmodrome.wire.bodies import PERM_READ, PERM_WRITE
+from cosmodrome.wire.names import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    check_group,
+    check_topic,
+    is_system_topic,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PERMISSIONS = {
+    "RW": PERM_READ | PERM_WRITE,
+    "R": PERM_READ,
+    "W": PERM_WRITE,
+    "NONE": 0,
+}
+
+
+class _Name(click.ParamType):
+    def __init__(self, name: str, check: Callable[[str], None]) -> None:
+        self.name = name
+        self._check = check
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            self._check(value)
+        except Refused as refusal:
+            self.fail(refusal.remark, param, ctx)
+        return str(value)
+
+
+class _Permission(click.ParamType):
+    name = "permission"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value).upper()
+        if text in PERMISSIONS:
+            return PERMISSIONS[text]
+        # Compat: upstream's tools write the number.
+        if text in {str(number) for number in PERMISSIONS.values()}:
+            return int(text)
+        self.fail(f"{value!r} is no permission; write RW, R, W, NONE or 6, 4, 2, 0", param, ctx)
+
+
+class _Setting(click.ParamType):
+    """KEY=VALUE as a pair."""
+
+    name = "key=value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        key, equals, text = str(value).partition("=")
+        if not equals or not key.strip():
+            self.fail(f"{value!r} is no setting; write KEY=VALUE", param, ctx)
+        return key.strip(), text
+
+
+TOPIC = _Name("topic", check_topic)
+GROUP = _Name("group", check_group)
+PERMISSION = _Permission()
+SETTING = _Setting()
+
+
+def permission_said(perm: int) -> str:
+    return ("R" if perm & PERM_READ else "-") + ("W" if perm & PERM_WRITE else "-")
+
+
+def kind_of_topic(name: str) -> str:
+    if name.startswith(RETRY_PREFIX):
+        return "retry"
+    if name.startswith(DLQ_PREFIX):
+        return "dlq"
+    return "system" if is_system_topic(name) else "normal"
+
+
+def cluster_option(command: F) -> F:
+    return click.option("-c", "--cluster", help="Only this cluster.  [default: all]")(command)
+
+
+def broker_option(command: F) -> F:
+    return click.option(
+        "-b", "--broker", help="Only this broker: its name or HOST:PORT.  [default: every master]"
+    )(command)

@@ -1,0 +1,27 @@
+"""`cosmo completion bash|zsh|fish`: the script that makes a shell complete words of `cosmo`."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+VARIABLE = "_COSMO_COMPLETE"
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print what makes SHELL complete commands, options and arguments of cosmo.
+
+    \b
+    bash:  source <(cosmo completion bash)      in ~/.bashrc
+    zsh:   source <(cosmo completion zsh)       in ~/.zshrc, behind compinit
+    fish:  cosmo completion fish > ~/.config/fish/completions/cosmo.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    program = ctx.find_root().command
+    maker = kind(program, {}, "cosmo", VARIABLE)
+    # Not `source()`: that of bash first starts a shell to ask for its version.
+    click.echo(maker.source_template % maker.source_vars())
