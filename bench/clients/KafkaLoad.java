@@ -1,14 +1,20 @@
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Arrays;
+import java.util.List;
 import java.util.Properties;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.LockSupport;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.header.Header;
+import org.apache.kafka.common.header.internals.RecordHeader;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
-/** Sends what bench.spark_load sends, to Kafka: address, topic, file of bodies, size, count, rate, queues. */
+/**
+ * Sends what bench.spark_load sends, to Kafka: address, topic, file of bodies, size, count, rate, queues.
+ * Every message there has an id among its properties; here it is a header of the same name and size.
+ */
 public class KafkaLoad {
     static final int RUN = 32; // neighbours that go to the same partition
     static final int TICKS = 100; // per second, when there is a rate
@@ -41,7 +47,9 @@ public class KafkaLoad {
                 int at = (int) (number % held) * size;
                 byte[] body = Arrays.copyOfRange(bodies, at, at + size);
                 int partition = (int) (number / run % queues);
-                producer.send(new ProducerRecord<>(topic, partition, null, body), (said, error) -> {
+                byte[] id = String.format("%032X", number).getBytes();
+                List<Header> headers = List.of(new RecordHeader("UNIQ_KEY", id));
+                producer.send(new ProducerRecord<>(topic, partition, null, null, body, headers), (said, error) -> {
                     if (error != null) {
                         failed.incrementAndGet();
                     }
