@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,6 +19,11 @@ from cosmodrome.wire.names import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # not generic in every release that will do
+
 PERMISSIONS = {
     "RW": PERM_READ | PERM_WRITE,
     "R": PERM_READ,
@@ -27,7 +32,7 @@ PERMISSIONS = {
 }
 
 
-class _Name(click.ParamType):
+class _Name(ParamType):
     def __init__(self, name: str, check: Callable[[str], None]) -> None:
         self.name = name
         self._check = check
@@ -40,7 +45,7 @@ class _Name(click.ParamType):
         return str(value)
 
 
-class _Permission(click.ParamType):
+class _Permission(ParamType):
     name = "permission"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -53,7 +58,7 @@ class _Permission(click.ParamType):
         self.fail(f"{value!r} is no permission; write RW, R, W, NONE or 6, 4, 2, 0", param, ctx)
 
 
-class _Setting(click.ParamType):
+class _Setting(ParamType):
     """KEY=VALUE as a pair."""
 
     name = "key=value"
@@ -76,7 +81,9 @@ SETTING = _Setting()
 
 
 def permission_said(perm: int) -> str:
-    return ("R" if perm & PERM_READ else "-") + ("W" if perm & PERM_WRITE else "-")
+    """In the words that the options take."""
+    words = ("R" if perm & PERM_READ else "") + ("W" if perm & PERM_WRITE else "")
+    return words or "NONE"
 
 
 def kind_of_topic(name: str) -> str:

@@ -25,7 +25,7 @@ STATUS = (
     Column("out_per_s", "OUT/S", right=True),
     Column("in_today", right=True),
     Column("out_today", right=True),
-    Column("disk_used", "DISK", right=True),
+    Column("disk_used_percent", "DISK %", right=True),
     Column("booted_ms", wide=True, time=True),
     Column("oldest_message_ms", wide=True, time=True),
     Column("put_p99_ms", wide=True, right=True),
@@ -94,7 +94,9 @@ def figures(runtime: dict[str, str]) -> dict[str, object]:
         ),
         "in_today": _today(runtime, "Put"),
         "out_today": _today(runtime, "Get"),
-        "disk_used": f"{disk:.0%}" if isinstance(disk, float) and disk >= 0 else UNKNOWN,
+        "disk_used_percent": round(100 * disk)
+        if isinstance(disk, float) and disk >= 0
+        else UNKNOWN,
         "booted_ms": _moment(runtime.get("bootTimestamp")),
         "oldest_message_ms": _moment(runtime.get("earliestMessageTimeStamp")),
         "put_p99_ms": number(runtime.get("putLatency99")),

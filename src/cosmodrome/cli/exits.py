@@ -45,7 +45,7 @@ class Failure(click.ClickException):
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        vars(self)["exit_code"] = exit_code  # click declares it for the class
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"cosmo: {self.message}", err=True)

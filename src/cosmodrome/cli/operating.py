@@ -28,6 +28,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
+from cosmodrome.cli.arguments import ParamType
 from cosmodrome.cli.context import namesrv_option
 from cosmodrome.cli.exits import EXIT_ERROR as EXIT_ERROR
 from cosmodrome.cli.exits import EXIT_NOT_FOUND as EXIT_NOT_FOUND
@@ -133,7 +134,7 @@ def with_admin(
 # --- repetition ------------------------------------------------------------------------------
 
 
-class _Seconds(click.ParamType):
+class _Seconds(ParamType):
     name = "seconds"
 
     def convert(
@@ -244,7 +245,7 @@ def confirm(what: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty() or not sys.stderr.isatty():
-        raise click.UsageError(f"{what}. Nobody can be asked here: say --yes to do it.")
+        raise Failure(f"{what}. Nobody can be asked here: say --yes to do it", EXIT_USAGE)
     # The event loop has its own handler, which cannot end a question.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -81,9 +81,8 @@ def output_option(command: F) -> F:
 def show(output: str, columns: Sequence[Column], rows: Iterable[Mapping[str, object]]) -> None:
     """Print rows; a row that lacks a column has nothing there."""
     if output in FOR_PEOPLE:
-        shown = [column for column in columns if output == "wide" or not column.wide]
-        cells = [[_cell(_seen(column, row)) for column in shown] for row in rows]
-        _write(_table([column.heading for column in shown], cells, [c.right for c in shown]))
+        head, *lines = table_lines(columns, rows, wide=output == "wide")
+        _write("".join(f"{line}\n" for line in (paint(head, bold=True), *lines)))
         return
     records = [_record(columns, row) for row in rows]
     if output == "json":
@@ -100,13 +99,10 @@ def show_one(output: str, record: Mapping[str, object]) -> None:
     """Print one record: a table of two columns, or one object."""
     if output in FOR_PEOPLE:
         cells = [
-            [
-                _printable(name.removesuffix("_ms") if isinstance(value, Time) else name),
-                _cell(value),
-            ]
+            {"key": name.removesuffix("_ms") if isinstance(value, Time) else name, "value": value}
             for name, value in record.items()
         ]
-        _write(_table(["KEY", "VALUE"], cells, [False, False]))
+        show(output, (Column("key"), Column("value")), cells)
         return
     plain = dict(pair for name, value in record.items() for pair in _members(name, value))
     if output == "json":
@@ -117,6 +113,26 @@ def show_one(output: str, record: Mapping[str, object]) -> None:
         _write(_csv(list(plain), [plain]))
     else:
         _write(yaml_text.dumps(plain))
+
+
+def table_lines(
+    columns: Sequence[Column], rows: Iterable[Mapping[str, object]], *, wide: bool = False
+) -> list[str]:
+    """A table line by line, the headings first, without colours."""
+    shown = [column for column in columns if wide or not column.wide]
+    cells = [
+        [column.heading for column in shown],
+        *([_cell(_seen(column, row)) for column in shown] for row in rows),
+    ]
+    widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for line in cells:
+        padded = []
+        for cell, width, column in zip(line, widths, shown, strict=True):
+            space = " " * (width - text_width(cell))
+            padded.append(space + cell if column.right else cell + space)
+        lines.append(GAP.join(padded).rstrip())
+    return lines
 
 
 def iso(time_ms: int) -> str:
@@ -166,13 +182,13 @@ def _cell(value: object) -> str:
     if isinstance(value, list | tuple | set | frozenset):
         items = sorted(value) if isinstance(value, set | frozenset) else value
         if any(isinstance(item, Mapping | list | tuple) for item in items):
-            return _printable(json.dumps(_plain(items), ensure_ascii=False))
+            return printable(json.dumps(_plain(items), ensure_ascii=False))
         return ",".join(_cell(item) for item in items) or "-"
     if isinstance(value, Mapping):
         if any(isinstance(item, Mapping | list | tuple) for item in value.values()):
-            return _printable(json.dumps(_plain(value), ensure_ascii=False))
+            return printable(json.dumps(_plain(value), ensure_ascii=False))
         return ",".join(f"{_cell(name)}={_cell(item)}" for name, item in value.items()) or "-"
-    return _printable(str(value))
+    return printable(str(value))
 
 
 def _plain(value: object) -> Any:
@@ -253,20 +269,7 @@ def _csv_cell(value: object) -> object:
     return value
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    widths = [max(map(_width, column)) for column in zip(headings, *rows, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = []
-        for cell, width, to_right in zip(cells, widths, right, strict=True):
-            space = " " * (width - _width(cell))
-            padded.append(space + cell if to_right else cell + space)
-        return GAP.join(padded).rstrip()
-
-    return "".join(f"{text}\n" for text in (paint(line(headings), bold=True), *map(line, rows)))
-
-
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Control characters as escapes: a name must not be able to act on the terminal."""
     if text.isprintable():
         return text
@@ -275,7 +278,7 @@ def _printable(text: str) -> str:
     )
 
 
-def _width(text: str) -> int:
+def text_width(text: str) -> int:
     """Columns on a terminal: East Asian characters take two, marks above others none."""
     if text.isascii():
         return len(text)

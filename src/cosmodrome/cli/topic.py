@@ -140,7 +140,7 @@ async def describe(admin: Admin, topic: str, queues: bool, output: str) -> None:
     async with named(admin, topic):
         bounds = await admin.topics.status(topic)
         if queues:
-            rows = [
+            rows: list[dict[str, object]] = [
                 {
                     "topic": topic,
                     "broker": queue.broker_name,

@@ -230,9 +230,9 @@ async def delete(
         if queue.broker_name in counts:
             counts[queue.broker_name] += row.max_offset - row.min_offset
     if not dry_run:
-        readers = f", which {', '.join(groups)} consume" if groups else ""
+        readers = f", which {', '.join(groups)} consume," if groups else ""
         confirm(
-            f"topic {topic} with {sum(counts.values())} messages{readers}, will be deleted on"
+            f"topic {topic} with {sum(counts.values())} messages{readers} will be deleted on"
             f" {', '.join(counts)}",
             yes=yes,
         )
