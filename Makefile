@@ -7,10 +7,10 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q --retries 
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check demo sim faults oracle bench golden docs lock clean
+.PHONY: help run test check demo sim faults oracle bench bench-java golden docs lock clean
 
 help: ## show the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 run: $(VENV)/.run ## start a name server and a broker; ARGS="--broker-port 0 ..." adds flags
 	$(BIN)/cosmo up $(ARGS)
@@ -37,8 +37,11 @@ faults: $(VENV)/.dev ## the long form: 50 kills per mode, 20 power cuts, damaged
 oracle: $(VENV)/.dev ## unmodified Java, Go, C++ and Node clients against this node
 	$(BIN)/python -m pytest tests/oracle -n 2 --dist loadfile -q $(ARGS)
 
-bench: $(VENV)/.dev ## a first measurement, the Java broker beside it
+bench: $(VENV)/.dev ## two minutes: sends and pulls, the Java broker beside them
 	$(BIN)/python -m bench.run $(ARGS)
+
+bench-java: $(VENV)/.dev ## every row and its bar beside the Java broker, about 18 minutes
+	$(BIN)/python -m bench.java $(ARGS)
 
 golden: $(VENV)/.dev ## record the fixtures of tests/golden from the real Java system again
 	$(BIN)/python -m tools.golden $(ARGS)

@@ -30,7 +30,7 @@ from peers.node import CosmoNode
 from peers.process import free_port
 from peers.resolve import BUILD, make_once, run_with_tries
 
-from bench.run import CLIENT_CORE, JAVA_HEAP, RESULTS, ROOT, pin, pinned
+from bench.brokers import CLIENT_CORE, JAVA_HEAP, RESULTS, ROOT, pin, pinned
 from cosmodrome.cli import bench as cosmo
 from cosmodrome.cli.running import run
 from cosmodrome.client.receive.consumer import Consumer

@@ -18,6 +18,7 @@ import struct
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 OPAQUE_FIRST = 1_000_000_000  # ten digits, so that patching keeps the header's length
@@ -41,8 +42,11 @@ def header(code: int, ext: dict[str, str]) -> dict[str, object]:
     }
 
 
-def send_frame(options: argparse.Namespace, queue_id: int) -> bytearray:
-    properties = f"TAGS\x01{options.tag}\x02UNIQ_KEY\x017F00000100002A9F000000000000{queue_id:04X}"
+def send_frame(options: argparse.Namespace, queue_id: int, number: int) -> bytearray:
+    """`number` makes the unique key; frames of one load have the same length."""
+    properties = f"TAGS\x01{options.tag}\x02UNIQ_KEY\x017F00000100002A9F{number:016X}"
+    if options.delay:
+        properties += f"\x02DELAY\x01{options.delay}"
     body = b"x" * options.size
     code = 310
     if options.batch > 1:
@@ -59,7 +63,7 @@ def send_frame(options: argparse.Namespace, queue_id: int) -> bytearray:
                 options.topic,
                 "TBW102",
                 str(options.queues),
-                str(queue_id),
+                f"{queue_id:0{len(str(options.queues - 1))}d}",
                 "0",
                 str(time.time_ns() // 1_000_000),
                 "0",
@@ -74,16 +78,18 @@ def send_frame(options: argparse.Namespace, queue_id: int) -> bytearray:
     return frame(header(code, ext), body)
 
 
-def pull_frame(options: argparse.Namespace, queue_id: int) -> bytearray:
+def pull_frame(
+    options: argparse.Namespace, queue_id: int, offset: int = OFFSET_FIRST, hold_ms: int = 0
+) -> bytearray:
     ext = {
         "consumerGroup": "loadgen",
         "topic": options.topic,
         "queueId": str(queue_id),
-        "queueOffset": str(OFFSET_FIRST),
+        "queueOffset": str(offset),
         "maxMsgNums": str(options.pullmax),
-        "sysFlag": "4",
+        "sysFlag": "6" if hold_ms else "4",
         "commitOffset": "0",
-        "suspendTimeoutMillis": "1000",
+        "suspendTimeoutMillis": str(hold_ms),
         "subscription": "*",
         "subVersion": "0",
     }
@@ -100,6 +106,11 @@ class Load:
         self.first_error = ""
         self.latency_us: Counter[int] = Counter()
 
+    def saw(self, messages: int, size: int, took_ns: int) -> None:
+        self.messages += messages
+        self.bytes += size
+        self.latency_us[took_ns // 1000] += 1
+
 
 class Connection(asyncio.Protocol):
     """Keeps `window` requests in flight until told to stop."""
@@ -108,8 +119,10 @@ class Connection(asyncio.Protocol):
         self._options = options
         self._load = load
         self._pulling = options.op == "pull"
-        make = pull_frame if self._pulling else send_frame
-        self._frames = [make(options, queue) for queue in range(options.queues)]
+        self._frames = [
+            pull_frame(options, queue) if self._pulling else send_frame(options, queue, queue)
+            for queue in range(options.queues)
+        ]
         self._opaque_at = self._frames[0].index(str(OPAQUE_FIRST).encode())
         self._offset_at = self._frames[0].find(str(OFFSET_FIRST).encode())
         self._offsets = [0] * options.queues
@@ -180,9 +193,8 @@ class Connection(asyncio.Protocol):
             load.first_error = load.first_error or f"{code}: {answer.get('remark')}"
             return
         if load.measuring:
-            load.messages += count
-            load.bytes += body if self._pulling else count * self._options.size
-            load.latency_us[int((time.perf_counter() - began) * 1e6)] += 1
+            size = body if self._pulling else count * self._options.size
+            load.saw(count, size, int((time.perf_counter() - began) * 1e9))
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -207,7 +219,12 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
     host, port = options.addr.rsplit(":", 1)
     load = Load()
     connections = []
-    for number in range(options.conns):
+    pacing: asyncio.Task[None] | None = None
+    if options.rate:
+        from bench import paced  # it is made of what is here
+
+        pacing = await paced.start(options, load)
+    for number in range(0 if pacing else options.conns):
         _, protocol = await loop.create_connection(
             lambda number=number: Connection(options, load, number), host, int(port)
         )
@@ -220,7 +237,8 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
     load.measuring = False
     seconds, cpu = time.perf_counter() - began, cpu_seconds(pids) - cpu
     load.stopped = True
-    await asyncio.wait([protocol.closed for protocol in connections], timeout=10)
+    ends = [protocol.closed for protocol in connections]
+    await asyncio.wait([pacing] if pacing else ends, timeout=10)
     result: dict[str, object] = {
         "op": options.op,
         "tps": round(load.messages / seconds),
@@ -237,10 +255,20 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
     return result
 
 
+def new_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--addr", default="127.0.0.1:10911")
-    parser.add_argument("--op", choices=["send", "pull"], default="send")
+    parser.add_argument("--op", choices=["send", "pull", "pushlatency"], default="send")
+    parser.add_argument("--rate", type=float, default=0, help="messages/s instead of a window")
     parser.add_argument("--topic", default="LoadTest")
     parser.add_argument("--tag", default="TagA")
     parser.add_argument("--conns", type=int, default=8)
@@ -248,18 +276,13 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128, help="body bytes")
     parser.add_argument("--queues", type=int, default=4)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--delay", type=int, default=0, help="delay level of what is sent")
     parser.add_argument("--pullmax", type=int, default=32)
     parser.add_argument("--duration", type=float, default=5.0, help="seconds measured")
     parser.add_argument("--warmup", type=float, default=1.0, help="seconds before that")
     parser.add_argument("--pid", default="", help="broker process ids, comma separated")
     options = parser.parse_args()
-    try:
-        import uvloop
-
-        factory = uvloop.new_event_loop
-    except ImportError:
-        factory = None
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with asyncio.Runner(loop_factory=new_loop()) as runner:
         json.dump(runner.run(run(options)), sys.stdout)
         sys.stdout.write("\n")
 

@@ -76,18 +76,15 @@ def max_offset(broker_port: int, topic: str, queue_id: int) -> int:
     return int(fields["offset"])
 
 
-def create_topic(
-    namesrv_port: int, broker_port: int, topic: str, queues: int, read_queues: int | None = None
-) -> None:
-    """Creates or changes a topic and returns when the name server knows; `queues` to write to."""
-    read_queues = read_queues or queues
+def put_topic(broker_port: int, topic: str, queues: int, read_queues: int | None = None) -> None:
+    """Creates or changes a topic at a broker; `queues` to write to."""
     code, _, remark, _ = call(
         broker_port,
         17,
         {
             "topic": topic,
             "defaultTopic": "TBW102",
-            "readQueueNums": str(read_queues),
+            "readQueueNums": str(read_queues or queues),
             "writeQueueNums": str(queues),
             "perm": "6",
             "topicFilterType": "SINGLE_TAG",
@@ -97,8 +94,15 @@ def create_topic(
     )
     if code != 0:
         raise CallFailed(f"creating {topic} was answered {code} {remark}")
+
+
+def create_topic(
+    namesrv_port: int, broker_port: int, topic: str, queues: int, read_queues: int | None = None
+) -> None:
+    """Like `put_topic`, and returns when the name server knows."""
+    put_topic(broker_port, topic, queues, read_queues)
     deadline = time.monotonic() + 10
-    rows = rb'"readQueueNums":%d,.*"writeQueueNums":%d' % (read_queues, queues)
+    rows = rb'"readQueueNums":%d,.*"writeQueueNums":%d' % (read_queues or queues, queues)
     while not re.search(rows, call(namesrv_port, 105, {"topic": topic})[3]):
         if time.monotonic() > deadline:
             raise CallFailed(f"no route to {topic} after 10 s")

@@ -1,0 +1,154 @@
+"""The servers that are measured: started when asked for, pinned to one core, asleep in between.
+
+A server that is not being measured is halted (SIGSTOP): an idle JVM takes some percent of the core
+and its timers would show in the tail of the other one's latencies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from peers.java import JavaCluster
+from peers.node import CosmoNode
+from peers.process import Process, accepts, free_port
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "RESULTS.md"
+SERVER_CORE, CLIENT_CORE = "0", "1"
+# A server JVM as an operator would run it on a small machine: full JIT, G1, 1 GiB heap. The
+# first two take back what tests choose to start quickly.
+JAVA_HEAP = (
+    *("-XX:TieredStopAtLevel=4", "-XX:-UseSerialGC", "-XX:+UseG1GC"),
+    *("-Xms1g", "-Xmx1g", "-XX:MaxDirectMemorySize=1g"),
+)
+ASYNC, SYNC = "ASYNC_FLUSH", "SYNC_FLUSH"
+WAKE_S = 0.5  # for timers that are late after a halt
+SETTLE_S = 0.6  # for what the server still writes after a load; both flush every 500 ms
+
+
+def pinned(core: str) -> list[str]:
+    return ["taskset", "-c", core] if (os.cpu_count() or 1) > 1 and shutil.which("taskset") else []
+
+
+def pin(pid: int) -> None:
+    if (os.cpu_count() or 1) > 1 and shutil.which("taskset"):
+        subprocess.run(["taskset", "-acp", SERVER_CORE, str(pid)], check=True, capture_output=True)
+
+
+@dataclass
+class Target:
+    """One server. `pids` begins with the process whose CPU is counted."""
+
+    name: str
+    port: int
+    pids: tuple[int, ...]
+    ready_s: float = 0.0
+    warmed: set[str] = field(default_factory=set)
+
+    @property
+    def pid(self) -> int:
+        return self.pids[0]
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def memory_mb(self) -> float:
+        return sum(map(memory_mb, self.pids))
+
+    def halt(self) -> None:
+        for pid in self.pids:
+            os.kill(pid, signal.SIGSTOP)
+
+    def wake(self) -> None:
+        for pid in reversed(self.pids):
+            os.kill(pid, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        self.wake()
+        try:
+            time.sleep(WAKE_S)
+            yield
+            time.sleep(SETTLE_S)
+        finally:
+            self.halt()
+
+
+class Brokers:
+    """Servers by kind ("ours", "java", "floor") and flush mode; all end with the context."""
+
+    def __init__(self, scratch: Path, stack: contextlib.ExitStack) -> None:
+        self._scratch = scratch
+        self._stack = stack
+        self._running: dict[tuple[str, str], Target] = {}
+
+    def get(self, kind: str, flush: str = ASYNC) -> Target:
+        """A server that sleeps until it is measured; started by the first call."""
+        if (kind, flush) not in self._running:
+            start: dict[str, Callable[[Path, str], Target]] = {
+                "ours": self._start_ours,
+                "java": self._start_java,
+                "floor": self._start_floor,
+            }
+            directory = self._scratch / f"{kind}-{flush}"
+            target = start[kind](directory, flush)
+            pin(target.pid)
+            target.halt()
+            self._running[kind, flush] = target
+        return self._running[kind, flush]
+
+    def start_seconds(self) -> float:
+        """How long one more `cosmo up` takes until it is ready; it is ended again."""
+        directory = self._scratch / f"start-{time.monotonic_ns()}"
+        node = CosmoNode(directory)
+        began = time.monotonic()
+        node.start()
+        took = time.monotonic() - began
+        node.kill9()
+        return took
+
+    def _start_ours(self, directory: Path, flush: str) -> Target:
+        node = CosmoNode(directory, options=["--set", f"flushDiskType={flush}"])
+        self._stack.callback(node.kill9)
+        began = time.monotonic()
+        node.start()
+        ready = time.monotonic() - began
+        return Target("ours", node.broker_port, (node.pid,), ready)
+
+    def _start_java(self, directory: Path, flush: str) -> Target:
+        namesrv, broker = free_port(), free_port(-2, 1)
+        settings = {"flushDiskType": flush}
+        cluster = JavaCluster(directory, namesrv, broker, settings=settings, heap=JAVA_HEAP)
+        self._stack.callback(cluster.kill9)
+        began = time.monotonic()
+        cluster.start()
+        ready = time.monotonic() - began
+        pids = (cluster.broker.pid, cluster.namesrv.pid)
+        return Target("java", broker, pids, ready)
+
+    def _start_floor(self, directory: Path, _flush: str) -> Target:
+        port = free_port()
+        command = [sys.executable, "-m", "bench.floor", str(port)]
+        process = Process("floor", command, directory.with_suffix(".log"), cwd=ROOT)
+        self._stack.callback(process.kill9)
+        process.start()
+        process.wait_until(lambda: accepts(port), 20)
+        return Target("floor", port, (process.pid,))
+
+
+def memory_mb(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    return 0.0

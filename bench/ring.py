@@ -1,0 +1,161 @@
+"""Sends over many topics, delayed sends, and a given number of sends to fill a topic.
+
+All requests are encoded before the clock starts and have one length, so a burst is a slice of one
+ring of bytes; answers are counted, not parsed. That costs next to nothing per message, but
+there is no latency to report. Prints one JSON line like `bench.loadgen`.
+
+    python -m bench.ring --addr 127.0.0.1:10911 --topics 1024 --queues 4 --pid 1234
+
+The topics `<topic>0000`, `<topic>0001`... must exist, or the broker must create them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+
+from bench.loadgen import cpu_seconds, new_loop, send_frame
+
+FRAMES_MIN = 4096  # so that unique keys do not come again at once
+GOOD = b'"code":0,'
+LOOK_S = 0.02
+END_S = 5.0  # for answers to come after the last request
+
+
+def make_ring(options: argparse.Namespace) -> tuple[memoryview, int]:
+    """All frames, one after the other, and the length of one."""
+    places = options.topics * options.queues
+    frames = []
+    for number in range(places * -(-FRAMES_MIN // places)):
+        topic = f"{options.topic}{number % options.topics:04d}"
+        of_topic = argparse.Namespace(**{**vars(options), "topic": topic})
+        queue = number // options.topics % options.queues
+        frames.append(bytes(send_frame(of_topic, queue, number)))
+    assert len(set(map(len, frames))) == 1
+    return memoryview(b"".join(frames)), len(frames[0])
+
+
+class Load:
+    """What all connections share."""
+
+    def __init__(self, ring: memoryview, frame_bytes: int, count: int) -> None:
+        self.ring = ring
+        self.frame_bytes = frame_bytes
+        self.frames = len(ring) // frame_bytes
+        self.left = count or sys.maxsize  # requests that may still be sent
+        self.sent = self.answered = 0
+        self.first_error = ""
+
+    async def until_answered(self, seconds: float) -> None:
+        """Until nothing is left to send and all of it is answered, or the time is over."""
+        for _ in range(int(seconds / LOOK_S)):
+            if not self.left and self.answered == self.sent:
+                break
+            await asyncio.sleep(LOOK_S)
+
+
+class Sender(asyncio.Protocol):
+    """Keeps `window` requests in flight, from its own place in the ring on."""
+
+    def __init__(self, load: Load, window: int, slot: int) -> None:
+        self._load = load
+        self._window = window
+        self._slot = slot
+        self._tail = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._send(self._window)
+
+    def data_received(self, data: bytes) -> None:
+        # The tail is shorter than the mark, so nothing is counted twice.
+        text = self._tail + data
+        good = text.count(GOOD)
+        self._tail = text[1 - len(GOOD) :]
+        load = self._load
+        load.answered += good
+        if not good and not load.first_error and b'"remark":"' in text:
+            remark = text.partition(b'"remark":"')[2].partition(b'"')[0]
+            load.first_error = remark.decode(errors="replace")
+        self._send(good)
+
+    def _send(self, count: int) -> None:
+        load = self._load
+        count = min(count, load.left)
+        load.left -= count
+        load.sent += count
+        assert self._transport is not None
+        while count:
+            run = min(count, load.frames - self._slot)
+            begin = self._slot * load.frame_bytes
+            self._transport.write(load.ring[begin : begin + run * load.frame_bytes])
+            self._slot = (self._slot + run) % load.frames
+            count -= run
+
+
+async def run(options: argparse.Namespace) -> dict[str, object]:
+    loop = asyncio.get_running_loop()
+    host, port = options.addr.rsplit(":", 1)
+    load = Load(*make_ring(options), options.count)
+    transports = []
+    for number in range(options.conns):
+        slot = number * load.frames // options.conns
+        transport, _ = await loop.create_connection(
+            lambda slot=slot: Sender(load, options.window, slot), host, int(port)
+        )
+        transports.append(transport)
+    await asyncio.sleep(options.warmup)
+    pids = [int(pid) for pid in options.pid.split(",") if pid]
+    cpu, began, before = cpu_seconds(pids), time.perf_counter(), load.answered
+    if options.count:
+        await load.until_answered(options.duration)
+    else:
+        await asyncio.sleep(options.duration)
+    seconds, cpu = time.perf_counter() - began, cpu_seconds(pids) - cpu
+    messages = (load.answered - before) * options.batch
+    load.left = 0
+    await load.until_answered(END_S)
+    for transport in transports:
+        transport.close()
+    result: dict[str, object] = {
+        "op": "ring",
+        "tps": round(messages / seconds),
+        "stored": load.answered * options.batch,
+        "errors": load.sent - load.answered,
+        "first_error": load.first_error,
+        "messages": messages,
+    }
+    if pids and messages:
+        result["srv_cpu_us_msg"] = round(cpu / messages * 1e6, 3)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--addr", default="127.0.0.1:10911")
+    parser.add_argument("--topic", default="Ring", help="what the names of the topics begin with")
+    parser.add_argument("--topics", type=int, default=1)
+    parser.add_argument("--tag", default="TagA")
+    parser.add_argument("--conns", type=int, default=8)
+    parser.add_argument("--window", type=int, default=16, help="requests in flight per connection")
+    parser.add_argument("--size", type=int, default=128, help="body bytes")
+    parser.add_argument("--queues", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--delay", type=int, default=0, help="delay level of what is sent")
+    parser.add_argument("--count", type=int, default=0, help="end after this many requests")
+    parser.add_argument("--duration", type=float, default=5.0, help="seconds measured")
+    parser.add_argument("--warmup", type=float, default=1.0, help="seconds before that")
+    parser.add_argument("--pid", default="", help="broker process ids, comma separated")
+    options = parser.parse_args()
+    with asyncio.Runner(loop_factory=new_loop()) as runner:
+        json.dump(runner.run(run(options)), sys.stdout)
+        sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()
