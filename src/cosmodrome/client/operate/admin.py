@@ -184,6 +184,7 @@ class Admin:
         self._timeout_ms = timeout_ms
         self._env = env or real_env()
         self._instance: Instance | None = None
+        self._fleet: Fleet | None = None
         self._parts: tuple[Topics, Groups, GroupOffsets, Messages, Brokers, NameServers] | None = (
             None
         )
@@ -191,7 +192,7 @@ class Admin:
     async def start(self) -> None:
         if self._instance is None:
             self._instance = await acquire(self._namesrv, self._options, self._env)
-            fleet = Fleet(self._instance, self._timeout_ms)
+            self._fleet = fleet = Fleet(self._instance, self._timeout_ms)
             self._parts = (
                 Topics(fleet),
                 Groups(fleet),
@@ -203,6 +204,7 @@ class Admin:
 
     async def stop(self) -> None:
         instance, self._instance, self._parts = self._instance, None, None
+        self._fleet = None
         if instance is not None:
             await release(instance)
 
@@ -217,6 +219,13 @@ class Admin:
         trace: TracebackType | None,
     ) -> None:
         await self.stop()
+
+    @property
+    def fleet(self) -> Fleet:
+        """The servers themselves, for what needs calls of several parts."""
+        self._started()
+        assert self._fleet is not None
+        return self._fleet
 
     @property
     def topics(self) -> Topics:

@@ -67,6 +67,10 @@ class Fleet:
 
     # --- who is there ----------------------------------------------------------------------------
 
+    @property
+    def name_server_addresses(self) -> tuple[str, ...]:
+        return tuple(self._instance.routes.name_servers)
+
     async def cluster(self) -> ClusterInfo:
         reply = await self._instance.routes.ask(GetBrokerClusterInfo(), self._timeout_ms)
         return bodies.decode(ClusterInfo, reply.body)
