@@ -13,6 +13,8 @@ import test_twins_lanes as lanes
 from cosmodrome.errors import ProtocolError
 from cosmodrome.wire.frame import decode
 
+pytestmark = pytest.mark.usefixtures("lane_core")
+
 ROUNDS = 250
 EDGES = (0, 1, 3, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0xFFFFFF, 0x7FFFFFFF, 0x80000000)
 WORDS = (

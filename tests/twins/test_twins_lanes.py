@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
 import random
 import struct
 from collections.abc import Callable
@@ -24,10 +23,7 @@ from cosmodrome.transport.connection import SocketConnection
 from cosmodrome.wire.bodies import SubscriptionGroupConfig, TopicConfig
 from cosmodrome.wire.message import pack_host
 
-if not speed.HAS_LANE:
-    if os.environ.get("COSMODROME_REQUIRE_NATIVE"):
-        raise RuntimeError("the fast lane is not built")
-    pytest.skip("the fast lane is not built", allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("lane_core")
 
 NOW_MS = 1_700_000_000_123
 PEER = ("10.1.2.3", 40_000)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cosmodrome import speed
 from cosmodrome.broker.admin import Admin
 from cosmodrome.broker.announce import Announce, Identity
 from cosmodrome.broker.audit import Audit
@@ -320,8 +319,8 @@ def _lane(
     router: Router,
     place: Place,
 ) -> Lane | None:
-    """The short way for plain requests, where it is compiled, wanted and of use."""
-    if not (options.fast_lane_enable and speed.HAS_LANE and store_options.broker_role != SLAVE):
+    """The short way for plain requests, where it is wanted and of use."""
+    if not options.fast_lane_enable or store_options.broker_role == SLAVE:
         return None
     from cosmodrome.broker.lane import Lane
 

@@ -31,7 +31,7 @@ from cosmodrome.broker.topics import Topics
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.errors import StoreUnwritable
 from cosmodrome.layout import BLANK_BYTES, FLAG_ONEWAY, SYS_MULTI_TAGS
-from cosmodrome.speed import lane as core
+from cosmodrome.speed import lanes as core
 from cosmodrome.store.store import PutStatus, Store
 from cosmodrome.transport.connection import SocketConnection
 from cosmodrome.transport.router import Router

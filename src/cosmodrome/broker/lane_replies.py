@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cosmodrome.layout import BINARY_HEADER, FRAME_PREFIX, SERIALIZE_BINARY, SERIALIZE_JSON
-from cosmodrome.speed import lane as core
+from cosmodrome.speed import lanes as core
 from cosmodrome.transport.router import reply_frame
 from cosmodrome.wire.frame import Frame, encode
 from cosmodrome.wire.table import Reply

@@ -11,7 +11,7 @@ from cosmodrome.broker.lane_replies import HOLES, templates
 from cosmodrome.broker.offsets import Offsets
 from cosmodrome.errors import Refused
 from cosmodrome.layout import SERIALIZE_BINARY
-from cosmodrome.speed import lane as core
+from cosmodrome.speed import lanes as core
 from cosmodrome.transport.connection import SocketConnection
 from cosmodrome.transport.router import Router
 from cosmodrome.wire.commands.consume import PullMessage, PullReply

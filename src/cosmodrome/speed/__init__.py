@@ -1,7 +1,7 @@
 """Hot functions, chosen once: the compiled twin when it can be imported, else the pure one.
 
-`COSMODROME_PURE=1` forces the pure twin. `FLAVOUR` says which one is live. The inner
-loops of the broker's fast lane (`lane`) exist compiled only; `HAS_LANE` says whether they do.
+`COSMODROME_PURE=1` forces the pure twin. `FLAVOUR` says which one is live. `lanes` chooses the
+inner loops of the broker's fast lane so; `HAS_LANE` tells whether the compiled ones run.
 """
 
 from __future__ import annotations

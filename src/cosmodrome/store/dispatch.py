@@ -89,7 +89,8 @@ class Dispatch:
         arrived: Arrived = {}
         try:
             while self.cursor < end:
-                self._step(end, arrived)
+                if not self._take_told(end, arrived):
+                    self._step(end, arrived)
         finally:
             # What was dispatched before a failure is readable, so it is announced.
             for queue, packed in arrived.items():
@@ -135,19 +136,7 @@ class Dispatch:
         runs, keys, delayed, count, last_ms, position, why = speed.gather(
             view, base, start, stop, check_crc, limit, whole_ms
         )
-        for topic, queue_id, queue_offset, entries in runs:
-            try:
-                gone = self._gone_bytes(topic, entries) if self._removed.before else 0
-                if gone:
-                    entries = entries[gone:]
-                    queue_offset += gone // QUEUE_ENTRY_BYTES
-                if entries:
-                    queue = self._queues.put_run(topic, queue_id, queue_offset, entries)
-                    if arrived is not None:
-                        arrived.setdefault(queue, []).append(entries)
-            except StoreError as error:
-                log_offset = QUEUE_ENTRY.unpack_from(entries)[0]
-                _log.error("records_without_queue log_offset=%d error=%s", log_offset, error)
+        self._put_runs(runs, arrived)
         for entry in delayed:
             taken, tags_code = self.take(entry, with_keys=False)
             if taken is not None and arrived is not None:
@@ -161,11 +150,41 @@ class Dispatch:
         return position, why
 
     # --- inside ------------------------------------------------------------------------------
+    def _take_told(self, end: int, arrived: Arrived) -> bool:
+        """Put what the log was told about the records at the cursor, if it was."""
+        told = self._log.told
+        while told and told[0].start < self.cursor:
+            told.popleft()
+        if not told or told[0].start != self.cursor or told[0].end > end:
+            return False
+        _, self.cursor, self.last_ms, runs, keys = told.popleft()
+        self._put_runs(runs, arrived)
+        if self._index is not None:
+            self._index.put_many(keys)
+        return True
+
+    def _put_runs(self, runs: list[speed.Run], arrived: Arrived | None) -> None:
+        for topic, queue_id, queue_offset, entries in runs:
+            try:
+                gone = self._gone_bytes(topic, entries) if self._removed.before else 0
+                if gone:
+                    entries = entries[gone:]
+                    queue_offset += gone // QUEUE_ENTRY_BYTES
+                if entries:
+                    queue = self._queues.put_run(topic, queue_id, queue_offset, entries)
+                    if arrived is not None:
+                        arrived.setdefault(queue, []).append(entries)
+            except StoreError as error:
+                log_offset = QUEUE_ENTRY.unpack_from(entries)[0]
+                _log.error("records_without_queue log_offset=%d error=%s", log_offset, error)
+
     def _step(self, end: int, arrived: Arrived) -> None:
         base = self._log.base_of(self.cursor)
         start = self.cursor - base
+        told = self._log.told
+        stop = min(end, told[0].start) if told and told[0].start > self.cursor else end
         position, why = self.take_many(
-            *(self._log.view(base), base, start, min(end - base, self._log.segment_bytes)),
+            *(self._log.view(base), base, start, min(stop - base, self._log.segment_bytes)),
             RECORDS_PER_STEP,
             check_crc=False,
             arrived=arrived,

@@ -19,8 +19,9 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cosmodrome import speed
 from cosmodrome.env.base import Env, SegmentFile
@@ -73,6 +74,16 @@ class Pool:
     interval_seconds: float
 
 
+class Told(NamedTuple):
+    """What whoever encoded records said about them, so that dispatch need not read them."""
+
+    start: int
+    end: int
+    last_ms: int
+    runs: list[speed.Run]
+    keys: bytes
+
+
 class Ready(Protocol):
     """Requests whose messages only need their places; see `stage`."""
 
@@ -93,8 +104,12 @@ class Ready(Protocol):
         next_offsets: dict[QueueKey, int],
         before: dict[QueueKey, int | None],
         queue_end: Callable[[str, int], int],
-    ) -> tuple[int, int]:
-        """Append the records of as many requests as fit; how many bytes and messages."""
+    ) -> tuple[Any, ...]:
+        """Append the records of as many requests as fit.
+
+        How many bytes and messages; whoever knows adds the runs and keys that `speed.gather`
+        would find in them.
+        """
 
 
 class _Spare:
@@ -149,6 +164,7 @@ class Log:
         self._staged_bytes = 0
         self._writers: dict[int, SegmentFile] = {}
         self._dirty: set[int] = set()
+        self.told: deque[Told] = deque()  # in log order; dispatch takes them away
         self._stale: dict[int, int] = {}  # file -> end of what a failed write may have left
         self._spare: _Spare | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -183,6 +199,7 @@ class Log:
                 self._env.disk.remove(file.path)
         self._writers.clear()
         self._staged.clear()
+        self.told.clear()
         self._loop = None
 
     # --- appending -------------------------------------------------------------------------
@@ -264,10 +281,12 @@ class Log:
                 break
             store_ms = self._last_ms = max(self._last_ms, self._env.clock.now_ms())
             room = chunk.base + self.segment_bytes - self.end - BLANK_BYTES
-            taken, count = ready.encode(
+            taken, count, *facts = ready.encode(
                 *(chunk.data, self.end, room, store_ms, self._next, chunk.before),
                 self._queue_end,
             )
+            if facts and taken:
+                self.told.append(Told(self.end, self.end + taken, store_ms, *facts))
             self.end = chunk.end = self.end + taken
             chunk.last_ms = store_ms
             self._staged_bytes += taken
@@ -466,6 +485,8 @@ class Log:
                 for key, old in chunk.before.items():
                     self._restore(key, old)
             self.end = chunks[0].start
+            while self.told and self.told[-1].start >= self.end:
+                self.told.pop()
         return StoreUnwritable(
             f"the commit log could not be written ({error.strerror or error}, file"
             f" {chunks[0].file.path}); free disk space or repair the disk, sends resume by"

@@ -1,0 +1,154 @@
+"""Messages as the pure lane reads them: properties, keys and tags, the items of a batch.
+
+Dispatch needs the code of a message's tags and the hashes of its keys; they are told here, while
+the properties are in hand, just as `pure.gather` would read them out of the stored record.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from cosmodrome.layout import (
+    BATCH_ITEM_HEAD,
+    HOST_V4_BYTES,
+    NAME_END,
+    PAIR_END,
+    PROPERTIES_BYTES_MAX,
+    RECORD_BYTES_MIN,
+    TOPIC_BYTES_MAX,
+)
+from cosmodrome.speed.lane_heads import is_null
+from cosmodrome.speed.pure import java_hash, key_hash
+
+FRONTS_MAX = 1024
+TAIL_CHARACTERS = 8  # of a key, hashed anew for each
+
+_HEAD_BYTES = BATCH_ITEM_HEAD.size
+_ITEM_BYTES_MIN = _HEAD_BYTES + 2
+# Names of properties that the slow lane acts on.
+_ACTS = frozenset({"DELAY", "TRAN_MSG", "CLUSTER"})
+_TIMER = "TIMER_"
+_ITEM_ACTS = (f"DELAY{NAME_END}", f"TRAN_MSG{NAME_END}", _TIMER)  # or what looks like them
+_WAIT = "WAIT"
+
+# flag, body, properties, tags code, hashes of its keys
+Message = tuple[int, bytes, bytes, int, tuple[int, ...]]
+
+_tags_code = functools.lru_cache(maxsize=1024)(java_hash)
+
+
+class Plan:
+    """What the lane knows about a topic that takes messages without a second thought."""
+
+    def __init__(self, topic: str, queues: int, sys_flag: int) -> None:
+        name = topic.encode()
+        if not 0 < len(name) <= TOPIC_BYTES_MAX:
+            raise ValueError(f"{topic!r} cannot be a topic")
+        self.topic = topic
+        self.queues = queues
+        self.sys_flag = sys_flag  # bits that its messages get
+        self.stored_name = len(name).to_bytes(1, "big") + name
+        self.fixed_bytes = RECORD_BYTES_MIN - 2 * HOST_V4_BYTES + len(name)  # without hosts
+        self._fronts: dict[str, int] = {}
+
+    def key_hash(self, key: str) -> int:
+        """The hash under which the index keeps a key of this topic."""
+        if len(key) < TAIL_CHARACTERS or not key.isascii():
+            return key_hash(self.topic, key)
+        front = key[:-TAIL_CHARACTERS]
+        value = self._fronts.get(front)
+        if value is None:
+            if len(self._fronts) >= FRONTS_MAX:
+                self._fronts.clear()
+            # Times 31 to the power of 8: what follows has so many letters.
+            value = java_hash(f"{self.topic}#{front}") * 852_891_037_441
+            self._fronts[front] = value
+        a, b, c, d, e, f, g, h = key[-TAIL_CHARACTERS:].encode()
+        value += a * 27_512_614_111 + b * 887_503_681 + c * 28_629_151 + d * 923_521
+        value = (value + e * 29_791 + f * 961 + g * 31 + h) & 0xFFFFFFFF
+        if value < 0x80000000:
+            return value
+        return 0x100000000 - value if value != 0x80000000 else 0
+
+
+def read_properties(
+    text: str, batch: bool, cluster: str
+) -> tuple[bytes, bool, dict[str, str]] | None:
+    """The properties of a send as they are stored, whether it waits, and its pairs.
+
+    None when the slow lane has to look at it. `cluster` is the pair that is added.
+    """
+    if "\0" in text or is_null(text):
+        return None
+    found: dict[str, str] = {}
+    kept: list[str] = []
+    for pair in text.split(PAIR_END):
+        name, _, value = pair.partition(NAME_END)
+        if name and value:
+            if name in found:
+                return None
+            found[name] = value
+            kept.append(pair)
+    if not _ACTS.isdisjoint(found):
+        return None
+    if _TIMER in text and any(name.startswith(_TIMER) for name in found):
+        return None
+    said = found.get(_WAIT)
+    if said is not None and not batch:
+        kept.remove(f"{_WAIT}{NAME_END}{said}")
+    kept.append(cluster)
+    return PAIR_END.join(kept).encode(), said is None or said.lower() == "true", found
+
+
+def read_facts(plan: Plan, found: dict[str, str]) -> tuple[int, tuple[int, ...]]:
+    """The code of the tags and the hashes of the keys among these pairs."""
+    tags, unique, words = found.get("TAGS"), found.get("UNIQ_KEY"), found.get("KEYS")
+    tags_code = 0 if tags is None else _tags_code(tags)
+    if words is not None:
+        keys = [unique] if unique is not None else []
+        keys += [word for word in words.split(" ") if word]
+        return tags_code, tuple([plan.key_hash(key) for key in keys])
+    return tags_code, () if unique is None else (plan.key_hash(unique),)
+
+
+def split_batch(plan: Plan, body: bytes, shared: bytes) -> list[Message] | None:
+    """The messages of a batch, each with the properties that they share.
+
+    None when the slow lane has to look at it.
+    """
+    messages: list[Message] = []
+    unpack = BATCH_ITEM_HEAD.unpack_from
+    shared_text = shared.decode()
+    at, end = 0, len(body)
+    while at < end:
+        if end - at < _ITEM_BYTES_MIN:
+            return None
+        size, _, _, flag, inner = unpack(body, at)
+        stop = at + size
+        if size < _ITEM_BYTES_MIN or stop > end or not 0 <= inner <= size - _ITEM_BYTES_MIN:
+            return None
+        text_at = at + _ITEM_BYTES_MIN + inner
+        own = body[text_at:stop]
+        if len(own) > PROPERTIES_BYTES_MAX:
+            return None
+        if int.from_bytes(body[text_at - 2 : text_at], "big") != len(own):
+            return None
+        try:
+            text = own.decode()
+        except UnicodeDecodeError:
+            return None
+        if "\0" in text or any(act in text for act in _ITEM_ACTS):
+            return None
+        if text and text[-1] != PAIR_END:
+            text += PAIR_END
+        text += shared_text
+        found: dict[str, str] = {}
+        for pair in text.split(PAIR_END):
+            name, _, value = pair.partition(NAME_END)
+            if value:
+                found[name] = value
+        tags_code, hashes = read_facts(plan, found)
+        item = body[at + _HEAD_BYTES : text_at - 2]
+        messages.append((flag, item, text.encode(), tags_code, hashes))
+        at = stop
+    return messages

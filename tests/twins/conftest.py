@@ -1,0 +1,28 @@
+"""Both twins of the lane's inner loops take the tests of the lane."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+
+import pytest
+
+from cosmodrome.broker import lane, lane_replies, pull_lane
+from cosmodrome.speed import lane_pure
+
+
+@pytest.fixture(params=["native", "pure"])
+def lane_core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The inner loops that brokers use in this test."""
+    core: ModuleType = lane_pure
+    if request.param == "native":
+        try:
+            core = importlib.import_module("cosmodrome.speed.lane")
+        except ImportError:
+            if os.environ.get("COSMODROME_REQUIRE_NATIVE"):
+                raise
+            pytest.skip("the compiled lane is not built")
+    for user in (lane, lane_replies, pull_lane):
+        monkeypatch.setattr(user, "core", core)
+    return core
