@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,11 @@ from cosmodrome import __version__
 from cosmodrome.cli.exits import exit_code
 from cosmodrome.cli.lazy import LazyGroup
 from cosmodrome.errors import CosmodromeError
+
+if TYPE_CHECKING:
+    from cosmodrome.cli.settings import Chosen
+
+WORKERS_MAX = 64
 
 # Commands that bring much code with them: where each is, imported when it is used, and its help.
 COMMANDS = {
@@ -33,6 +38,7 @@ COMMANDS = {
     "store": ("store_tools:store", "Look into a store directory, or mend it, without a broker."),
     "tail": ("consume:tail", "Print messages of a topic as they arrive, until Ctrl-C."),
     "timer": ("timer:timer", "Messages with a delivery time of their own: list, cancel."),
+    "top": ("top:top", "Watch the cluster live: brokers, busiest topics, groups behind."),
     "topic": ("topic:topic", "Topics: list, make, look at, change and delete them."),
 }
 
@@ -108,6 +114,17 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def _workers(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--workers",
+        type=click.IntRange(1, WORKERS_MAX),
+        metavar="N",
+        default=1,
+        show_default=True,
+        help="Brokers, each a process with name, port and store of its own; see docs/workers.md.",
+    )(command)
+
+
 @cosmo.command()
 @click.option("--data", metavar="DIR", help="Store root.  [default: ./cosmo-data]")
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
@@ -117,6 +134,7 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     "--http-port", type=int, default=8080, show_default=True, help="Health port; 0 picks one."
 )
 @click.option("-c", "--config", "file", metavar="FILE", help="A broker.conf properties file.")
+@_workers
 @_common
 def up(
     data: str | None,
@@ -125,11 +143,15 @@ def up(
     broker_port: int | None,
     http_port: int,
     file: str | None,
+    workers: int,
     pairs: tuple[str, ...],
     print_config: bool,
     log_level: str,
 ) -> None:
-    """Start a name server, a broker and the health port in one process."""
+    """Start a name server, a broker and the health port in one process.
+
+    With --workers N, N brokers run as processes of their own, and start again when they die.
+    """
     from cosmodrome.cli import settings
 
     chosen = settings.for_up(
@@ -142,7 +164,12 @@ def up(
         broker_port=broker_port,
     )
     if print_config:
-        click.echo(chosen.text(), nl=False)
+        _print(chosen, workers)
+        return
+    if workers > 1:
+        from cosmodrome.cli import serve_workers
+
+        serve_workers.run_up(chosen, workers, http_port=http_port, log_level=log_level)
         return
     from cosmodrome.cli import serve
 
@@ -179,30 +206,49 @@ def namesrv_run(
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--data", metavar="DIR", help="Store root.  [default: ~/store]")
 @click.option("--port", type=int, help="Port; 0 picks one.  [default: 10911]")
+@click.option("--http-port", type=int, help="Health port; 0 picks one.  [default: none]")
 @click.option("-c", "--config", "file", metavar="FILE", help="A broker.conf properties file.")
+@click.option("--supervised", hidden=True, metavar="FLAG", help="This is a worker.")
+@_workers
 @_common
 def broker_run(
     namesrv: str | None,
     host: str | None,
     data: str | None,
     port: int | None,
+    http_port: int | None,
     file: str | None,
+    supervised: str | None,
+    workers: int,
     pairs: tuple[str, ...],
     print_config: bool,
     log_level: str,
 ) -> None:
-    """Start a broker."""
+    """Start a broker, or with --workers N as many, which start again when they die."""
     from cosmodrome.cli import settings
 
     chosen = settings.for_broker(
         os.environ, file=file, pairs=pairs, namesrv=namesrv, host=host, data=data, port=port
     )
     if print_config:
-        click.echo(chosen.text(), nl=False)
+        _print(chosen, workers)
+        return
+    if workers > 1:
+        from cosmodrome.cli import serve_workers
+
+        serve_workers.run_broker(chosen, workers, http_port=http_port, log_level=log_level)
         return
     from cosmodrome.cli import serve
 
-    serve.run_broker(chosen, log_level=log_level)
+    serve.run_broker(chosen, http_port=http_port, log_level=log_level, supervised=supervised)
+
+
+def _print(chosen: Chosen, workers: int) -> None:
+    click.echo(chosen.text(), nl=False)
+    if workers > 1:
+        from cosmodrome.cli import serve_workers
+
+        click.echo(serve_workers.describe(chosen, workers), nl=False)
 
 
 @filtersrv.command("run")

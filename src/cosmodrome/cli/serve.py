@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -12,8 +13,10 @@ import click
 
 from cosmodrome import __version__, speed
 from cosmodrome.broker.app import Broker, build_broker
+from cosmodrome.cli import workers
 from cosmodrome.cli.lifetime import dialled, listen, run_until_told, running
 from cosmodrome.cli.settings import Chosen
+from cosmodrome.cli.worker_link import EXIT_SETTINGS, Report, WorkerLink
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import (
     BrokerOptions,
@@ -36,6 +39,7 @@ EXIT_FILTERS_ABANDONED = 1
 def run_up(chosen: Chosen, *, http_port: int, log_level: str) -> None:
     assert chosen.broker is not None and chosen.nameserver is not None
     env = real_env()
+    workers.refuse_unserved(chosen.broker.get(StoreOptions), 1, env.disk)
     nameserver = _nameserver(chosen, env)
 
     async def serve(stop: asyncio.Event) -> None:
@@ -81,17 +85,51 @@ def run_nameserver(chosen: Chosen, *, log_level: str) -> None:
     run_until_told(serve, log_level)
 
 
-def run_broker(chosen: Chosen, *, log_level: str) -> None:
+def run_broker(
+    chosen: Chosen, *, http_port: int | None, log_level: str, supervised: str | None = None
+) -> None:
+    """`supervised` is None, or the flag that moves this broker's port for its user."""
     assert chosen.broker is not None
-    if not chosen.broker.get(BrokerOptions).namesrv_addr:
+    options = chosen.broker.get(BrokerOptions)
+    if not options.namesrv_addr:
         raise ConfigError(
             "no name server given; use -n HOST:PORT, NAMESRV_ADDR or namesrvAddr in the file"
         )
+    env = real_env()
+    if supervised is None:
+        workers.refuse_unserved(chosen.broker.get(StoreOptions), 1, env.disk)
 
     async def serve(stop: asyncio.Event) -> None:
-        broker = _broker(chosen, real_env())
-        async with running(broker, flag="--port"):
-            click.echo(f"cosmodrome {__version__} broker is ready on {broker.address}")
+        broker = _broker(chosen, env) if supervised is None else _broker_of_worker(chosen, env)
+        started = False
+
+        def startup() -> tuple[bool, str]:
+            return (started, "started" if started else "starting: the store is recovering")
+
+        def look() -> Report:
+            return Report(*broker.ready(), address=broker.address if started else "")
+
+        async with contextlib.AsyncExitStack() as stack:
+            if supervised is not None:
+                link = WorkerLink(look, stop.set)
+                stack.push_async_callback(link.stop)
+                await link.start()
+            where = ""
+            if http_port is not None:
+                health = HealthServer(
+                    {
+                        "/livez": lambda: (True, "alive"),
+                        "/readyz": broker.ready,
+                        "/startupz": startup,
+                    }
+                )
+                stack.push_async_callback(health.stop)
+                http = await listen(health.listen(options.bind_address, http_port), "--http-port")
+                where = f", health http://{dialled(options.bind_address)}:{http}/readyz"
+            await stack.enter_async_context(running(broker, flag=supervised or "--port"))
+            started = True
+            if supervised is None:
+                click.echo(f"cosmodrome {__version__} broker is ready on {broker.address}{where}")
             await stop.wait()
             log.info("stopping: draining requests and syncing the store")
 
@@ -177,6 +215,14 @@ def _broker(chosen: Chosen, env: Env, *, namesrv: str = "") -> Broker:
     return build_broker(
         options, chosen.broker.get(StoreOptions), chosen.broker.get(SocketOptions), env
     )
+
+
+def _broker_of_worker(chosen: Chosen, env: Env) -> Broker:
+    try:
+        return _broker(chosen, env)
+    except ConfigError as error:
+        click.echo(f"cosmo: {error}", err=True)
+        sys.exit(EXIT_SETTINGS)
 
 
 def _bind_address(chosen: Chosen) -> str:

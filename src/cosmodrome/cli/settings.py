@@ -45,6 +45,7 @@ class Chosen:
     broker: Settings | None = None
     nameserver: Settings | None = None
     filterserver: Settings | None = None
+    broker_words: tuple[str, ...] = ()  # with which `cosmo broker run` reads the same sources
 
     def text(self) -> str:
         """The effective settings as properties, for --print-config."""
@@ -70,7 +71,8 @@ def for_broker(
     )
     home = os.path.join(os.path.expanduser("~"), "store")
     return Chosen(
-        broker=_resolve(BROKER_GROUPS, {"storePathRootDir": home}, file, environ, flags, pairs)
+        broker=_resolve(BROKER_GROUPS, {"storePathRootDir": home}, file, environ, flags, pairs),
+        broker_words=_words(file, pairs),
     )
 
 
@@ -146,7 +148,12 @@ def for_up(
         _flags(bindAddress=host, listenPort=namesrv_port),
         for_own,
     )
-    return Chosen(broker=broker, nameserver=nameserver)
+    return Chosen(broker=broker, nameserver=nameserver, broker_words=_words(file, for_broker_))
+
+
+def _words(file: str | None, pairs: Sequence[str]) -> tuple[str, ...]:
+    from_file = () if file is None else ("-c", os.path.abspath(file))
+    return (*from_file, *(word for pair in pairs for word in ("--set", pair)))
 
 
 def _resolve(
