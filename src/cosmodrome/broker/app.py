@@ -467,7 +467,7 @@ def _checked(options: BrokerOptions, store: StoreOptions) -> BrokerOptions:
             f"listenPort is {port}; it must leave room for the VIP port {VIP_OFFSET:+d} and the HA"
             f" port {HA_OFFSET:+d}, or be 0 for any free one"
         )
-    name = options.broker_name or broker_name_of_machine(TOPIC_BYTES_MAX)
+    name = options.broker_name or broker_name_of_machine()
     _check_label("brokerName", name, TOPIC_BYTES_MAX)
     _check_label(
         "brokerClusterName",

@@ -25,7 +25,6 @@ from cosmodrome.env.base import Env, FileLock
 from cosmodrome.env.options import BrokerOptions, NameServerOptions, SocketOptions, StoreOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import ConfigError
-from cosmodrome.layout import TOPIC_BYTES_MAX
 from cosmodrome.nameserver.app import build_nameserver
 from cosmodrome.transport.health import HealthServer
 from cosmodrome.transport.ports import VIP_OFFSET, broker_name_of_machine
@@ -249,7 +248,7 @@ def say_line(line: str) -> None:
 
 
 def _name(broker: BrokerOptions) -> str:
-    return broker.broker_name or broker_name_of_machine(TOPIC_BYTES_MAX)
+    return broker.broker_name or broker_name_of_machine()
 
 
 def _vip_port(address: str) -> int:

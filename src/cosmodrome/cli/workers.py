@@ -16,8 +16,7 @@ from typing import NamedTuple
 from cosmodrome.env.base import Disk
 from cosmodrome.env.options import BrokerOptions, StoreOptions
 from cosmodrome.errors import ConfigError
-from cosmodrome.layout import TOPIC_BYTES_MAX
-from cosmodrome.transport.ports import HA_OFFSET, VIP_OFFSET, free_base_port
+from cosmodrome.transport.ports import BROKER_NAME_MAX, HA_OFFSET, VIP_OFFSET, free_base_port
 
 PORT_STRIDE = 10  # a broker also takes its port - 2, and + 1 is reserved
 PORT_MAX = 65_535
@@ -51,10 +50,10 @@ def seats(
 ) -> list[Seat]:
     """The workers; `name` is the broker's, and `taken` says who else wants which port."""
     longest = f"{name}-{count - 1}"
-    if count > 1 and len(longest) > TOPIC_BYTES_MAX:
+    if count > 1 and len(longest) > BROKER_NAME_MAX:
         raise ConfigError(
             f"brokerName is {name[:64]!r}; with --workers {count} it must leave room for a suffix"
-            f" like that of {longest[-8:]!r} within {TOPIC_BYTES_MAX} characters"
+            f" like that of {longest[-8:]!r} within {BROKER_NAME_MAX} characters"
         )
     found = [_seat(broker, store, name, number) for number in range(count)]
     if not broker.listen_port:

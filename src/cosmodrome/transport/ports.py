@@ -11,6 +11,7 @@ import re
 import socket
 
 from cosmodrome.errors import ConfigError
+from cosmodrome.layout import TOPIC_BYTES_MAX
 
 ANY_ADDRESS = ("", "0.0.0.0", "::")
 LOOPBACK = "127.0.0.1"
@@ -18,6 +19,7 @@ LOOPBACK = "127.0.0.1"
 ELSEWHERE = ("192.0.2.1", 9)
 VIP_OFFSET = -2
 HA_OFFSET = 1
+BROKER_NAME_MAX = TOPIC_BYTES_MAX  # a broker has a topic of its own name
 _ATTEMPTS_MAX = 100
 _NOT_IN_NAMES = re.compile(r"[^%|a-zA-Z0-9_-]")
 
@@ -54,9 +56,9 @@ def advertised_host(bind_address: str) -> str:
     return LOOPBACK if host in ANY_ADDRESS else host
 
 
-def broker_name_of_machine(length_max: int) -> str:
+def broker_name_of_machine() -> str:
     """What a broker is called that was given no name."""
-    return _NOT_IN_NAMES.sub("-", socket.gethostname())[:length_max].strip("-") or "broker"
+    return _NOT_IN_NAMES.sub("-", socket.gethostname())[:BROKER_NAME_MAX].strip("-") or "broker"
 
 
 def _bind(held: contextlib.ExitStack, host: str, port: int) -> int | None:
