@@ -74,11 +74,15 @@ class Concurrent:
         """There is a new handler, or the user began to iterate."""
         loop = asyncio.get_running_loop()
         if self._listeners.inline and self._inline_worker is None:
-            self._inline_worker = loop.create_task(self._work_inline())
+            # Operators look for this name in stacks; the Java client gives it to its threads.
+            self._inline_worker = loop.create_task(
+                self._work_inline(), name="ConsumeMessageThread_0"
+            )
             self._inline_worker.add_done_callback(self.worker_ended)
         if self._listeners.waiting and not self._workers:
             self._workers = [
-                loop.create_task(self._work()) for _ in range(self._options.concurrency)
+                loop.create_task(self._work(), name=f"ConsumeMessageThread_{number}")
+                for number in range(1, self._options.concurrency + 1)
             ]
             for worker in self._workers:
                 worker.add_done_callback(self.worker_ended)

@@ -174,6 +174,7 @@ class Member:
         pull.add_done_callback(lambda _: self._pulls.pop(window, None))
         if isinstance(self.work, Ordered):
             runner = self._spawn(self.work.run(window))
+            runner.set_name(f"ConsumeMessageThread_{self.group}_{window.queue.queue_id}")
             self._tasks.discard(runner)  # it ends by itself, when its call is done
             self._runners[window] = runner
             runner.add_done_callback(lambda _: self._runners.pop(window, None))
@@ -243,9 +244,8 @@ class Member:
             self._rates,
             now_ms=self.instance.env.clock.now_ms(),
             properties=running_properties(
+                self._options,
                 namesrv=";".join(self.instance.routes.name_servers),
-                concurrency=self._options.concurrency,
-                orderly=self._options.orderly,
                 started_ms=self._started_ms,
             ),
             stacks=stacks,

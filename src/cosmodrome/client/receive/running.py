@@ -9,10 +9,12 @@ import asyncio
 import dataclasses
 import io
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
 
 from msgspec import UNSET, UnsetType, field
 
+from cosmodrome.client.receive.consumer_options import ConsumerOptions
 from cosmodrome.client.receive.prefetch import Window
 from cosmodrome.client.values import MessageQueue
 from cosmodrome.wire import bodies
@@ -22,6 +24,7 @@ from cosmodrome.wire.frame import VERSION
 BUCKET_S = 10.0
 BUCKETS = 6  # a minute
 STACKS_MAX = 200
+FRAMES_MAX = 30
 MIB = 1024 * 1024
 
 
@@ -173,12 +176,16 @@ def report(
 
 
 def running_properties(
-    *, namesrv: str, concurrency: int, orderly: bool, started_ms: int
+    options: ConsumerOptions, *, namesrv: str, started_ms: int
 ) -> dict[str, str]:
     return {
         "PROP_NAMESERVER_ADDR": f"{namesrv};",
-        "PROP_THREADPOOL_CORE_SIZE": str(concurrency),
-        "PROP_CONSUMEORDERLY": "true" if orderly else "false",
+        "PROP_THREADPOOL_CORE_SIZE": str(options.concurrency),
+        "PROP_CONSUMEORDERLY": "true" if options.orderly else "false",
+        # Names of the Java consumer: what a queue may hold before pulling stops.
+        "pullThresholdForQueue": str(options.prefetch_messages),
+        "pullThresholdSizeForQueue": str(max(1, options.prefetch_bytes // MIB)),
+        "consumeConcurrentlyMaxSpan": str(options.prefetch_span),
         "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
         # Compat: tools turn this name into a version number.
         "PROP_CLIENT_VERSION": CLIENT_VERSIONS.get(VERSION, "V4_9_8"),
@@ -193,6 +200,23 @@ def _stacks() -> str:
     """Where the tasks of this loop are, as threads appear in a thread dump."""
     out = io.StringIO()
     for task in sorted(asyncio.all_tasks(), key=lambda task: task.get_name())[:STACKS_MAX]:
-        task.print_stack(limit=20, file=out)
+        out.write(f'"{task.get_name()}"\n')
+        for line in _frames(task.get_coro()):
+            out.write(f"  {line}\n")
         out.write("\n")
     return out.getvalue()
+
+
+def _frames(waiting: Any) -> Iterator[str]:
+    """From the task's own coroutine to the innermost one: what it waits in. The stack that asyncio
+    itself gives ends with the first, which is never the user's."""
+    for _ in range(FRAMES_MAX):
+        for frame_name, next_name in (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom")):
+            frame = getattr(waiting, frame_name, None)
+            if frame is not None:
+                code = frame.f_code
+                yield f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}'
+                waiting = getattr(waiting, next_name)
+                break
+        else:
+            return
