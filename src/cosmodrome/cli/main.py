@@ -32,6 +32,7 @@ COMMANDS = {
     "completion": ("completion:completion", "Make bash, zsh or fish complete words of cosmo."),
     "consume": ("consume:consume", "Print messages of a topic."),
     "context": ("context:context", "Named clusters, so that -n need not be typed."),
+    "group": ("group:group", "Consumer groups: how far they are, why idle; move, copy, delete."),
     "pipeline": ("pipeline:pipeline", "Spark over topics: archive them, query them, replay them."),
     "produce": ("produce:produce", "Send one message per line of stdin (or --file) to a topic."),
     "request": ("produce:request", "Send a message and print the reply of its consumer."),
