@@ -13,6 +13,7 @@ import asyncio
 import json
 import resource
 import sys
+from typing import cast
 
 from bench.brokers import memory_mb
 from bench.loadgen import cpu_seconds, new_loop, pull_frame
@@ -39,9 +40,8 @@ class Puller(Silent):
         self._read = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._request)
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         self._read += data

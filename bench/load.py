@@ -72,7 +72,13 @@ def _run(command: list[str], words: Mapping[str, object], dash: str, took_s: flo
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command + flags)} failed: {done.stderr[-2000:]}")
-    return parse(done.stdout)
+    sample = parse(done.stdout)
+    if sample.get("tps") == 0:
+        raise RuntimeError(
+            f"{' '.join(command + flags)} measured nothing:"
+            f" {sample.get('first_error') or done.stderr[-2000:]}"
+        )
+    return sample
 
 
 def parse(output: str) -> Sample:

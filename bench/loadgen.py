@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 OPAQUE_FIRST = 1_000_000_000  # ten digits, so that patching keeps the header's length
 OFFSET_FIRST = 10_000_000_000
@@ -133,9 +134,8 @@ class Connection(asyncio.Protocol):
         self.closed = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.writelines([self._request() for _ in range(self._options.window)])
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.writelines([self._request() for _ in range(self._options.window)])
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.closed.done():

@@ -13,6 +13,7 @@ import json
 import struct
 import time
 from abc import ABC, abstractmethod
+from typing import cast
 
 from bench.loadgen import OPAQUE_FIRST, Load, frame, header, pull_frame, send_frame
 
@@ -28,8 +29,7 @@ class Peer(asyncio.Protocol, ABC):
         self._buffer = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data

@@ -16,6 +16,7 @@ import asyncio
 import json
 import sys
 import time
+from typing import cast
 
 from bench.loadgen import cpu_seconds, new_loop, send_frame
 
@@ -68,8 +69,7 @@ class Sender(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
         self._send(self._window)
 
     def data_received(self, data: bytes) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from bench import java, load, loadgen, ring, verdict
@@ -163,6 +166,20 @@ async def test_the_floor_answers_sends_and_batches_of_the_generator(floor_addres
     for batch in (1, 4):
         result = await loadgen.run(options(addr=floor_address, batch=batch))
         assert result["msgs"] and result["errors"] == 0
+
+
+async def test_the_generators_run_on_the_loop_they_choose(floor_address: str) -> None:
+    """A program of its own, as the benches start it."""
+    host, port = floor_address.split(":")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.ring", "--addr", f"{host}:{port}", "--count", "100"),
+        *("--warmup", "0", "--duration", "10"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=Path(ring.__file__).parents[1],
+    )
+    said, wrong = await process.communicate()
+    assert load.parse(said.decode())["stored"] == 100, wrong.decode()
 
 
 async def test_a_paced_load_keeps_its_rate(floor_address: str) -> None:
