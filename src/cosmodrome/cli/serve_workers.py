@@ -33,6 +33,7 @@ log = logging.getLogger("cosmo")
 
 LOCK_NAME = "workers.lock"
 LOOK_SECONDS = 0.02
+LOOK_SECONDS_LATER = 0.5
 WARN_SECONDS = 10.0
 EXIT_KILLED = 1
 
@@ -228,6 +229,7 @@ async def _all_ready(supervisor: Supervisor, stop: asyncio.Event) -> bool:
     """Wait until all are ready, however long that takes; False when the stop came first."""
     loop = asyncio.get_running_loop()
     warn_at = loop.time() + WARN_SECONDS
+    pause_s = LOOK_SECONDS
     while not stop.is_set():
         ready, text = supervisor.ready()
         if ready:
@@ -235,9 +237,9 @@ async def _all_ready(supervisor: Supervisor, stop: asyncio.Event) -> bool:
         if supervisor.is_misconfigured:
             raise ConfigError("the workers refuse their settings; their lines above say which")
         if loop.time() >= warn_at:
-            warn_at = float("inf")
+            warn_at, pause_s = float("inf"), LOOK_SECONDS_LATER
             log.warning("not ready yet reason=%r", text)
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(pause_s)
     return False
 
 
