@@ -249,9 +249,14 @@ def confirm(what: str, *, yes: bool) -> None:
     # The event loop has its own handler, which cannot end a question.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        click.confirm(f"{what}. Go on?", abort=True, err=True)
+        agreed = click.confirm(f"{what}. Go on?", err=True)
+    except click.Abort:
+        note("")
+        raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGINT, before)
+    if not agreed:
+        raise click.Abort
 
 
 def note(text: str) -> None:

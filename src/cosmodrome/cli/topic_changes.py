@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -15,6 +15,7 @@ from cosmodrome.cli.arguments import (
 )
 from cosmodrome.cli.operating import (
     NotFound,
+    PartlyDone,
     confirm,
     dry_run_option,
     note,
@@ -24,8 +25,9 @@ from cosmodrome.cli.operating import (
 from cosmodrome.cli.output import Column, output_option, show
 from cosmodrome.cli.topic import named, shape
 from cosmodrome.client.operate.admin import Admin
+from cosmodrome.client.operate.flows import attempt
 from cosmodrome.client.values import NoRoute
-from cosmodrome.errors import ConfigError
+from cosmodrome.errors import ConfigError, CosmodromeError
 from cosmodrome.wire.bodies import TopicConfig
 
 QUEUES = click.IntRange(1, 65_536)
@@ -95,27 +97,23 @@ async def create(
         order=order,
     )
     missing = [name for name in targets if name not in there]
+    failed: dict[str, CosmodromeError] = {}
     if not dry_run:
-        for name in missing:
-            await admin.topics.create(
-                topic,
-                read_queues=wanted.read_queue_nums,
-                write_queues=wanted.write_queue_nums,
-                perm=perm,
-                broker=targets[name],
-            )
-        if order and missing:
-            held = {**there, **dict.fromkeys(missing, wanted)}
-            await admin.topics.set_order(
-                topic, {name: config.write_queue_nums for name, config in held.items()}
-            )
-    outcome = "would be created" if dry_run else "created"
+        failed = await _make(admin, wanted, missing)
+        made = {name: wanted for name in missing if name not in failed}
+        if order and made:
+            await _fix_order(admin, topic, {**there, **made})
     rows = []
     for name in targets:
-        made = name in missing
-        config = wanted if made else there[name]
-        rows.append(_row(topic, name, outcome if made else "exists", config))
+        if name in there:
+            rows.append(_row(topic, name, "exists", there[name]))
+        else:
+            made_there = "would be created" if dry_run else "created"
+            rows.append(_row(topic, name, "failed" if name in failed else made_there, wanted))
     show(output, CHANGED, rows)
+    if failed:
+        listed = "; ".join(f"{name}: {error}" for name, error in failed.items())
+        raise PartlyDone(f"topic {topic} was not made everywhere: {listed}")
 
 
 @click.command()
@@ -181,8 +179,7 @@ async def alter(
         )
         after = await admin.topics.describe(topic)
         if order is not None:
-            counts = {name: config.write_queue_nums for name, config in after.items()}
-            await admin.topics.set_order(topic, counts if order else None)
+            await _fix_order(admin, topic, after if order else None)
     else:
         after = {
             name: TopicConfig(
@@ -268,11 +265,49 @@ async def _targets(admin: Admin, broker: str | None, cluster: str | None) -> dic
     return chosen
 
 
+async def _make(
+    admin: Admin, wanted: TopicConfig, targets: Sequence[str]
+) -> dict[str, CosmodromeError]:
+    """Make a topic on each of the brokers; those where it failed. The error if all failed."""
+    failed = {}
+    for name in targets:
+        outcome = await attempt(
+            admin.topics.create(
+                wanted.topic_name,
+                read_queues=wanted.read_queue_nums,
+                write_queues=wanted.write_queue_nums,
+                perm=wanted.perm,
+                order=wanted.order,
+                broker=name,
+            )
+        )
+        if isinstance(outcome, CosmodromeError):
+            failed[name] = outcome
+    if failed and len(failed) == len(targets):
+        raise next(iter(failed.values()))
+    return failed
+
+
 async def _held(admin: Admin, topic: str) -> Mapping[str, TopicConfig]:
     try:
         return await admin.topics.describe(topic)
     except NoRoute:
         return {}
+
+
+async def _fix_order(admin: Admin, topic: str, configs: Mapping[str, TopicConfig] | None) -> None:
+    """Tell the name servers which queues an ordered topic has."""
+    if configs is None:
+        await admin.topics.set_order(topic, None)
+        return
+    counts = {name: config.write_queue_nums for name, config in configs.items()}
+    await admin.topics.set_order(topic, counts)
+    for name, settings in (await admin.name_servers.config()).items():
+        if settings.get("orderMessageEnable") == "false":
+            note(
+                f"name server {name} does not tell clients of ordered topics; `cosmo namesrv config"
+                " set orderMessageEnable=true` changes that"
+            )
 
 
 def _row(topic: str, broker: str, outcome: str, config: TopicConfig) -> dict[str, object]:

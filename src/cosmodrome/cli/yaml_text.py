@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-_PLAIN = re.compile(r"[A-Za-z_/%][A-Za-z0-9_./%@+-]*(?:[ ;,][A-Za-z0-9_./%@+-]+)*")
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./%@+-]*(?:[ ;,][A-Za-z0-9_./%@+-]+)*")
 # What readers of 1.1 or 1.2 take for a boolean, nothing, or a number, in any case of letters.
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
