@@ -27,11 +27,14 @@ WORKERS_MAX = 64
 # Commands that bring much code with them: where each is, imported when it is used, and its help.
 COMMANDS = {
     "bench": ("bench:bench", "Measure this cluster with this client."),
+    "bundle": ("bundle:bundle", "Write one archive with what support needs, secrets masked."),
+    "check": ("check:check", "Check the cluster, for monitors: table, json, nagios, prometheus."),
     "client": ("clients:client", "Connected producers and consumers: list them, see their stacks."),
     "cluster": ("cluster:cluster", "The cluster as a whole: which brokers answer, and how busy."),
     "completion": ("completion:completion", "Make bash, zsh or fish complete words of cosmo."),
     "consume": ("consume:consume", "Print messages of a topic."),
     "context": ("context:context", "Named clusters, so that -n need not be typed."),
+    "doctor": ("doctor:doctor", "Look at this machine and the cluster; say what to mend."),
     "group": ("group:group", "Consumer groups: how far they are, why idle; move, copy, delete."),
     "pipeline": ("pipeline:pipeline", "Spark over topics: archive them, query them, replay them."),
     "produce": ("produce:produce", "Send one message per line of stdin (or --file) to a topic."),

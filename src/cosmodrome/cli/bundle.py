@@ -1,0 +1,251 @@
+"""`cosmo bundle`: one archive with what support needs to understand a cluster, secrets masked.
+
+Every part is asked for on its own, and one that fails leaves its error in the archive instead. No
+message and no message's properties are in it. Values whose names sound like secrets are masked,
+in settings, tables and the ends of log files alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import platform
+import re
+import sys
+import zipfile
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import click
+import msgspec
+
+from cosmodrome import __version__, speed
+from cosmodrome.cli.context import namesrv_option
+from cosmodrome.cli.doctor import diagnosed, row
+from cosmodrome.cli.group import is_system_group
+from cosmodrome.cli.operating import (
+    EXIT_ERROR,
+    EXIT_PARTLY,
+    Failure,
+    finish,
+    note,
+    opened,
+    timeout_option,
+)
+from cosmodrome.cli.output import iso
+from cosmodrome.client.operate.admin import Admin
+from cosmodrome.client.operate.flows import at_once
+from cosmodrome.client.operate.standing import attempt, standing
+from cosmodrome.env.real import RealDisk, WallClock
+from cosmodrome.errors import CosmodromeError
+
+SECRET = re.compile(
+    r"secret|passw|token|credential|private|access[_-]?key|api[_-]?key|signature", re.IGNORECASE
+)
+MASK = "***"
+_PAIR = re.compile(
+    r"(?i)([\w.\-\"']*(?:secret|passw|token|credential|private|access[_-]?key|api[_-]?key|signature)"
+    r"[\w.\-]*[\"']?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&}]+)"
+)
+_IN_ADDRESS = re.compile(r"(://[^\s:/@]*:)[^\s/@]+@")
+LOG_BYTES_MAX = 4 << 20
+GROUPS_MAX = 500
+KV_NAMESPACES = ("ORDER_TOPIC_CONFIG",)
+
+
+@click.command()
+@click.option(
+    "-f", "--file", "path", metavar="FILE", help="Archive to write.  [default: cosmo-bundle-….zip]"
+)
+@click.option("--log", "logs", multiple=True, metavar="FILE", help="A log file; its end goes in.")
+@click.option("--data", metavar="DIR", default="cosmo-data", help="Store root of a broker here.")
+@namesrv_option
+@timeout_option
+def bundle(
+    path: str | None, logs: tuple[str, ...], data: str, namesrv: str, timeout: float
+) -> None:
+    """Write one archive with the state of the cluster and of this machine, for support.
+
+    It holds settings, topics, groups with their lag, connections and checks, but no messages;
+    secrets are masked. Exit code 7: something could not be asked, and the archive says what.
+    """
+    now = WallClock().now_ms()
+    stamp = re.sub(r"\D", "", iso(now)[:19])
+    path = path or f"cosmo-bundle-{stamp}.zip"
+    ends = {
+        f"logs/{number}-{_safe(os.path.basename(name))}": _log_end(name)
+        for number, name in enumerate(logs, 1)
+    }
+    parts, failures = finish(_collected(namesrv, timeout, data))
+    parts |= ends
+    parts["manifest.json"] = {
+        "made_ms": now,
+        "made": iso(now),
+        "cosmodrome": __version__,
+        "name_servers": namesrv,
+        "parts": sorted(parts),
+        "not_answered": failures,
+    }
+    archive = _zipped(parts)
+    try:
+        RealDisk().replace(path, archive, keep=False)
+    except OSError as error:
+        said = f"{path} cannot be written: {error.strerror or error}"
+        raise Failure(said, EXIT_ERROR) from error
+    with contextlib.suppress(OSError):
+        os.chmod(path, 0o600)  # addresses and names are nobody else's business
+    click.echo(path)
+    note(f"{len(parts)} parts, {len(archive):,} bytes")
+    if failures:
+        note("not answered: " + "; ".join(f"{name}: {why}" for name, why in failures.items()))
+        raise click.exceptions.Exit(EXIT_PARTLY)
+
+
+# --- what goes in ------------------------------------------------------------------------------
+
+
+async def _collected(
+    namesrv: str, timeout: float, data: str
+) -> tuple[dict[str, object], dict[str, str]]:
+    parts: dict[str, object] = {"machine.json": _machine()}
+    failures: dict[str, str] = {}
+
+    async def put(
+        name: str, ask: Awaitable[object], shape: Callable[[Any], object] = _plain
+    ) -> Any:
+        answer = await attempt(ask)
+        if isinstance(answer, CosmodromeError):
+            failures[name] = str(answer)
+            parts[name] = {"error": str(answer)}
+            return None
+        parts[name] = shape(answer)
+        return answer
+
+    await put("doctor.json", diagnosed(namesrv, timeout, data, offline=False), _rows)
+    async with opened(namesrv, timeout) as admin:
+        info = await put("cluster.json", admin.brokers.cluster())
+        await put("namesrv/config.json", admin.name_servers.config())
+        for namespace in KV_NAMESPACES:
+            await put(f"namesrv/kv-{namespace}.json", admin.name_servers.entries(namespace))
+        if info is None:
+            return parts, failures
+        for name, facts in sorted(info.broker_addr_table.items()):
+            for number, address in sorted(facts.broker_addrs.items()):
+                place = f"brokers/{_safe(name)}-{number}"
+                await put(f"{place}/runtime.json", admin.brokers.runtime(address))
+                await put(f"{place}/config.json", admin.brokers.config(address))
+        await put("topics.json", admin.topics.configs())
+        await put("producers.json", admin.groups.producers())
+        groups = await attempt(admin.groups.names())
+        if isinstance(groups, CosmodromeError):
+            failures["groups"] = str(groups)
+        else:
+            names = [name for name in groups if not is_system_group(name)][:GROUPS_MAX]
+            described = await at_once(lambda name: _group(admin, name), names, 8)
+            parts["groups.json"] = dict(zip(names, described, strict=True))
+    return parts, failures
+
+
+async def _group(admin: Admin, name: str) -> dict[str, object]:
+    settings = await attempt(admin.groups.describe(name))
+    connections = await attempt(admin.groups.connections(name))
+    where = await attempt(standing(admin.fleet, name))
+    out: dict[str, object] = {"settings": _plain(settings), "connections": _plain(connections)}
+    if isinstance(where, CosmodromeError):
+        out["lag"] = str(where)
+        return out
+    out |= {"lag": where.lag, "age_ms": where.age_ms, "members": where.members}
+    out["queues"] = [
+        {
+            "topic": row.queue.topic,
+            "broker": row.queue.broker_name,
+            "queue": row.queue.queue_id,
+            "first": row.first,
+            "end": row.end,
+            "offset": row.offset,
+            "lag": row.lag,
+            "age_ms": row.age_ms,
+            "unknown_because": row.why or None,
+        }
+        for row in where.queues
+    ]
+    return out
+
+
+def _machine() -> dict[str, object]:
+    names = ("COSMO_", "NAMESRV", "ROCKETMQ", "JAVA_HOME", "XDG_", "LANG", "TZ")
+    return {
+        "platform": platform.platform(),
+        "python": sys.version,
+        "cosmodrome": __version__,
+        "compiled": speed.FLAVOUR,
+        "fast_lane": speed.HAS_LANE,
+        "processors": os.cpu_count(),
+        "environment": {
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(names)
+        },
+    }
+
+
+def _rows(checks: Any) -> object:
+    return [row(check) for check in checks]
+
+
+def _plain(value: Any) -> object:
+    if isinstance(value, CosmodromeError):
+        return {"error": str(value)}
+    return msgspec.to_builtins(value, str_keys=True)
+
+
+def _log_end(path: str) -> str:
+    disk = RealDisk()
+    try:
+        text = disk.read(path)[-LOG_BYTES_MAX:].decode(errors="replace")
+    except OSError as error:
+        raise click.UsageError(f"--log {path}: {error.strerror or error}") from None
+    return masked_text(text)
+
+
+# --- masking and writing -----------------------------------------------------------------------
+
+
+def masked(value: object) -> object:
+    """The same value without secrets, however deep they are."""
+    if isinstance(value, Mapping):
+        return {
+            name: MASK if SECRET.search(str(name)) and _is_value(item) else masked(item)
+            for name, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [masked(item) for item in value]
+    if isinstance(value, str):
+        return masked_text(value)
+    return value
+
+
+def masked_text(text: str) -> str:
+    """`secretKey=…`, `"password": "…"` and their like, in any text."""
+    return _IN_ADDRESS.sub(rf"\1{MASK}@", _PAIR.sub(lambda found: found[1] + MASK, text))
+
+
+def _safe(name: str) -> str:
+    """What a server calls itself must not choose a place outside of the archive."""
+    return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "_"
+
+
+def _is_value(item: object) -> bool:
+    return item not in (None, "", True, False) and not isinstance(item, Mapping | list)
+
+
+def _zipped(parts: Mapping[str, object]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, part in sorted(parts.items()):
+            if isinstance(part, str):
+                text = part
+            else:
+                text = json.dumps(masked(part), indent=2, ensure_ascii=False, default=str) + "\n"
+            archive.writestr(f"cosmo-bundle/{name}", text)
+    return out.getvalue()
