@@ -14,6 +14,7 @@ from cosmodrome.client.operate.admin import Admin
 from cosmodrome.client.operate.fleet import PartlyFailed
 from cosmodrome.client.operate.flows import at_once
 from cosmodrome.errors import Code, CosmodromeError, Refused
+from cosmodrome.wire.names import retry_topic
 
 CLIENTS = (
     Column("client_id"),
@@ -61,7 +62,7 @@ class _Client:
             "version": release(self.version),
             "version_code": self.version,
             "address": self.address,
-            "topics": sorted(self.topics) or None,
+            "topics": sorted(self.topics - {retry_topic(self.group)}) or None,
             "brokers": sorted(self.brokers) or None,
             "mode": self.mode,
             "last_seen_ms": self.last_seen_ms,
