@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
-from cosmodrome.errors import Refused
+from cosmodrome.errors import CosmodromeError, Refused
 from cosmodrome.wire.bodies import PERM_READ, PERM_WRITE
 from cosmodrome.wire.names import (
     DLQ_PREFIX,
@@ -18,6 +20,8 @@ from cosmodrome.wire.names import (
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+COMPLETE_SECONDS_MAX = 0.5
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
@@ -33,9 +37,21 @@ PERMISSIONS = {
 
 
 class _Name(ParamType):
+    """A topic or group; shells complete it with those that there are."""
+
     def __init__(self, name: str, check: Callable[[str], None]) -> None:
         self.name = name
         self._check = check
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        namesrv = ctx.params.get("namesrv")
+        return [
+            CompletionItem(name)
+            for name in _existing(self.name, namesrv if isinstance(namesrv, str) else None)
+            if name.startswith(incomplete)
+        ]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
@@ -72,6 +88,24 @@ class _Setting(ParamType):
         if not equals or not key.strip():
             self.fail(f"{value!r} is no setting; write KEY=VALUE", param, ctx)
         return key.strip(), text
+
+
+def _existing(kind: str, namesrv: str | None) -> list[str]:
+    """Names that the cluster knows; none if it does not answer at once."""
+    from cosmodrome.cli.context import find_name_servers
+    from cosmodrome.cli.operating import opened
+    from cosmodrome.cli.running import run
+
+    async def ask() -> list[str]:
+        async with opened(namesrv or find_name_servers(None), COMPLETE_SECONDS_MAX) as admin:
+            names = admin.topics.names() if kind == "topic" else admin.groups.names()
+            async with asyncio.timeout(COMPLETE_SECONDS_MAX):
+                return await names
+
+    try:
+        return run(ask())
+    except (CosmodromeError, TimeoutError, OSError):
+        return []  # whoever completes a word wants no messages
 
 
 TOPIC = _Name("topic", check_topic)

@@ -244,6 +244,23 @@ def test_words_are_completed(words: tuple[str, ...], begun: str, expected: set[s
     assert {item.value for item in maker.get_completions([*words], begun)} == expected
 
 
+def test_names_are_completed_with_those_that_exist(
+    node: blocking.Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cosmo(node.namesrv, "topic", "create", "Completed", "--if-not-exists")
+    maker = BashComplete(program, {}, "cosmo", "_COSMO_COMPLETE")
+
+    def offered(*words: str, begun: str) -> list[str]:
+        return [item.value for item in maker.get_completions([*words], begun)]
+
+    assert offered("topic", "route", "-n", node.namesrv, begun="Comp") == ["Completed"]
+    monkeypatch.setenv("COSMO_NAMESRV", node.namesrv)
+    assert offered("topic", "route", begun="Comp") == ["Completed"]
+    assert "TOOLS_CONSUMER" in offered("client", "stack", begun="TOOLS")
+    monkeypatch.setenv("COSMO_NAMESRV", "127.0.0.1:1")
+    assert offered("topic", "route", begun="Comp") == []
+
+
 def test_the_program_answers_the_shell() -> None:
     environment = {
         **os.environ,
