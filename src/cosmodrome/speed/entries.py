@@ -5,6 +5,7 @@ from __future__ import annotations
 from cosmodrome.layout import (
     INDEX_ENTRY,
     INDEX_KEY,
+    INDEX_SLOT,
     MAGIC_RECORD,
     MAGIC_RECORD_V2,
     QUEUE_ENTRY,
@@ -40,23 +41,28 @@ def chain(
         raise ValueError("an index file without slots")
     if pages is not None and len(pages) * SLOT_PAGE_BYTES < len(slots):
         raise ValueError(f"{len(pages)} page marks for a table of {len(slots)} bytes")
-    taken = fresh = 0
+    read, write, pack = INDEX_SLOT.unpack_from, INDEX_SLOT.pack_into, INDEX_ENTRY.pack
+    first, fresh = count, 0
+    entries: list[bytes] = []
+    last_ms, seconds = begin_ms, 0
     for hashed, log_offset, store_ms in INDEX_KEY.iter_unpack(keys):
         if count >= limit:
             break
         at = hashed % slot_count * 4
-        previous = int.from_bytes(slots[at : at + 4], "big", signed=True)
+        (previous,) = read(slots, at)
         if not 0 < previous < count:
             previous = 0
             fresh += 1
-        seconds = min(max(0, (store_ms - begin_ms) // 1000), 0x7FFFFFFF)
-        out += INDEX_ENTRY.pack(hashed, log_offset, seconds, previous)
-        slots[at : at + 4] = count.to_bytes(4, "big")
+        if store_ms != last_ms:
+            last_ms = store_ms
+            seconds = min(max(0, (store_ms - begin_ms) // 1000), 0x7FFFFFFF)
+        entries.append(pack(hashed, log_offset, seconds, previous))
+        write(slots, at, count)
         if pages is not None:
             pages[at // SLOT_PAGE_BYTES] = 1
         count += 1
-        taken += 1
-    return taken, fresh
+    out += b"".join(entries)
+    return count - first, fresh
 
 
 def select(

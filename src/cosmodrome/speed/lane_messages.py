@@ -21,6 +21,8 @@ from cosmodrome.speed.lane_heads import is_null
 from cosmodrome.speed.pure import java_hash, key_hash
 
 FRONTS_MAX = 1024
+FRAMES_MAX = 1024
+FRAME_CHARACTERS_MAX = 1024
 TAIL_CHARACTERS = 8  # of a key, hashed anew for each
 
 _HEAD_BYTES = BATCH_ITEM_HEAD.size
@@ -30,6 +32,7 @@ _ACTS = frozenset({"DELAY", "TRAN_MSG", "CLUSTER"})
 _TIMER = "TIMER_"
 _ITEM_ACTS = (f"DELAY{NAME_END}", f"TRAN_MSG{NAME_END}", _TIMER)  # or what looks like them
 _WAIT = "WAIT"
+_UNIQUE = f"UNIQ_KEY{NAME_END}"
 
 # flag, body, properties, tags code, hashes of its keys
 Message = tuple[int, bytes, bytes, int, tuple[int, ...]]
@@ -71,38 +74,106 @@ class Plan:
         return 0x100000000 - value if value != 0x80000000 else 0
 
 
-def read_properties(
-    text: str, batch: bool, cluster: str
-) -> tuple[bytes, bool, dict[str, str]] | None:
-    """The properties of a send as they are stored, whether it waits, and its pairs.
+# bytes as stored, whether the send waits, tags code, hashes of the keys
+Properties = tuple[bytes, bool, int, tuple[int, ...]]
 
-    None when the slow lane has to look at it. `cluster` is the pair that is added.
+
+class PropertyReader:
+    """Reads the properties of sends.
+
+    Those of one producer mostly differ in their unique key only, so what the text around it means
+    is remembered.
     """
+
+    def __init__(self, cluster: str) -> None:
+        self._cluster = f"CLUSTER{NAME_END}{cluster}"
+        self._frames: dict[tuple[str, str], tuple[str, str, bool, int]] = {}
+
+    def read(self, plan: Plan, text: str) -> Properties | None:
+        """The properties of a plain send; None when the slow lane has to look at it."""
+        front, found, rest = text.partition(_UNIQUE)
+        if found and (not front or front[-1] == PAIR_END):
+            unique, _, rest = rest.partition(PAIR_END)
+            frame = self._frames.get((front, rest))
+            if frame is None:
+                frame = self._frame(front, rest)
+            if frame is not None and unique and "\0" not in unique:
+                before, behind, wait, tags_code = frame
+                stored = f"{before}{unique}{behind}".encode()
+                return stored, wait, tags_code, (plan.key_hash(unique),)
+        pairs = _pairs(text)
+        if pairs is None:
+            return None
+        wait = _waits(pairs)
+        tags_code, hashes = read_facts(plan, pairs)
+        pairs.pop(_WAIT, None)
+        kept = [f"{name}{NAME_END}{value}" for name, value in pairs.items()]
+        kept.append(self._cluster)
+        return PAIR_END.join(kept).encode(), wait, tags_code, hashes
+
+    def read_shared(self, text: str) -> tuple[str, bool] | None:
+        """The properties of a batch and whether it waits; None for the slow lane."""
+        pairs = _pairs(text)
+        if pairs is None:
+            return None
+        kept = [f"{name}{NAME_END}{value}" for name, value in pairs.items()]
+        kept.append(self._cluster)
+        return PAIR_END.join(kept), _waits(pairs)
+
+    def _frame(self, front: str, rest: str) -> tuple[str, str, bool, int] | None:
+        """What stands before and behind the unique key, wait and tags code; None: it depends."""
+        if len(front) + len(rest) > FRAME_CHARACTERS_MAX:
+            return None
+        before, behind = _pairs(front), _pairs(rest)
+        if before is None or behind is None or not before.keys().isdisjoint(behind):
+            return None
+        pairs = before | behind
+        if "KEYS" in pairs or "UNIQ_KEY" in pairs:
+            return None
+        wait, tags = _waits(pairs), pairs.get("TAGS")
+        for part in (before, behind):
+            part.pop(_WAIT, None)
+        frame = (
+            "".join(f"{name}{NAME_END}{value}{PAIR_END}" for name, value in before.items())
+            + _UNIQUE,
+            "".join(f"{PAIR_END}{name}{NAME_END}{value}" for name, value in behind.items())
+            + PAIR_END
+            + self._cluster,
+            wait,
+            0 if tags is None else java_hash(tags),
+        )
+        if len(self._frames) >= FRAMES_MAX:
+            self._frames.clear()
+        self._frames[front, rest] = frame
+        return frame
+
+
+def _pairs(text: str) -> dict[str, str] | None:
+    """The pairs of a text, None when the slow lane has to look at them."""
     if "\0" in text or is_null(text):
         return None
-    found: dict[str, str] = {}
-    kept: list[str] = []
+    pairs: dict[str, str] = {}
     for pair in text.split(PAIR_END):
         name, _, value = pair.partition(NAME_END)
         if name and value:
-            if name in found:
+            if name in pairs:
                 return None
-            found[name] = value
-            kept.append(pair)
-    if not _ACTS.isdisjoint(found):
+            pairs[name] = value
+    if not _ACTS.isdisjoint(pairs):
         return None
-    if _TIMER in text and any(name.startswith(_TIMER) for name in found):
+    if _TIMER in text and any(name.startswith(_TIMER) for name in pairs):
         return None
-    said = found.get(_WAIT)
-    if said is not None and not batch:
-        kept.remove(f"{_WAIT}{NAME_END}{said}")
-    kept.append(cluster)
-    return PAIR_END.join(kept).encode(), said is None or said.lower() == "true", found
+    return pairs
 
 
-def read_facts(plan: Plan, found: dict[str, str]) -> tuple[int, tuple[int, ...]]:
+def _waits(pairs: dict[str, str]) -> bool:
+    said = pairs.get(_WAIT)
+    return said is None or said.lower() == "true"
+
+
+def read_facts(plan: Plan, pairs: dict[str, str]) -> tuple[int, tuple[int, ...]]:
     """The code of the tags and the hashes of the keys among these pairs."""
-    tags, unique, words = found.get("TAGS"), found.get("UNIQ_KEY"), found.get("KEYS")
+    tags, unique, words = pairs.get("TAGS"), pairs.get("UNIQ_KEY"), pairs.get("KEYS")
     tags_code = 0 if tags is None else _tags_code(tags)
     if words is not None:
         keys = [unique] if unique is not None else []
@@ -111,14 +182,13 @@ def read_facts(plan: Plan, found: dict[str, str]) -> tuple[int, tuple[int, ...]]
     return tags_code, () if unique is None else (plan.key_hash(unique),)
 
 
-def split_batch(plan: Plan, body: bytes, shared: bytes) -> list[Message] | None:
+def split_batch(plan: Plan, body: bytes, shared: str) -> list[Message] | None:
     """The messages of a batch, each with the properties that they share.
 
     None when the slow lane has to look at it.
     """
     messages: list[Message] = []
     unpack = BATCH_ITEM_HEAD.unpack_from
-    shared_text = shared.decode()
     at, end = 0, len(body)
     while at < end:
         if end - at < _ITEM_BYTES_MIN:
@@ -141,7 +211,7 @@ def split_batch(plan: Plan, body: bytes, shared: bytes) -> list[Message] | None:
             return None
         if text and text[-1] != PAIR_END:
             text += PAIR_END
-        text += shared_text
+        text += shared
         found: dict[str, str] = {}
         for pair in text.split(PAIR_END):
             name, _, value = pair.partition(NAME_END)

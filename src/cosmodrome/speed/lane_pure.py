@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from cosmodrome.layout import (
     CRC_MASK,
@@ -33,7 +33,6 @@ from cosmodrome.layout import (
     HOST_V6_BYTES,
     INDEX_KEY,
     MAGIC_RECORD,
-    NAME_END,
     PROPERTIES_BYTES_MAX,
     QUEUE_ENTRY,
     SYS_BORN_V6,
@@ -58,11 +57,10 @@ from cosmodrome.speed.lane_heads import read_pull as read_pull
 from cosmodrome.speed.lane_messages import (
     Message,
     Plan,
-    read_facts,
-    read_properties,
+    PropertyReader,
     split_batch,
 )
-from cosmodrome.speed.lane_replies import Sent, Ticket
+from cosmodrome.speed.lane_replies import Request, Sent, Ticket
 from cosmodrome.speed.lane_replies import Template as Template
 from cosmodrome.speed.pure import Run
 
@@ -92,19 +90,12 @@ _SENDS = (CODE_SEND_V2, CODE_SEND_BATCH, CODE_SEND)
 QueueKey = tuple[str, int]
 
 
-class _Shape(NamedTuple):
-    """What the constant fields of a send mean."""
-
-    plan: Plan
-    place: QueueKey
-    sys_flag: int
-    flag: int
-    reconsume_times: int
-    batch: bool
-
-
-# shape, bytes of its records, born time, code, opaque, serialize, one-way, wait, messages
-_Ask = tuple[_Shape, int, int, int, int, int, bool, bool, list[Message]]
+# What the constant fields of a send mean: topic and queue, system flags, the message's flag, how
+# often it was consumed, the plan, whether it is a batch.
+_Shape = tuple[QueueKey, int, int, int, Plan, bool]
+# One message: shape, born time, request, whether that waits, bytes of all its records, and what
+# is the message's own. Those of a batch follow each other; all but the first have no request.
+_Ask = tuple[_Shape, int, Request | None, bool, int, Message]
 
 
 class Intake:
@@ -121,16 +112,19 @@ class Intake:
         self.known: dict[Any, Any] = {}  # plans by the name of their topic, shapes by fields
         self.saw_binary = False  # in the last buffer
         self._find = find
-        self._cluster = f"CLUSTER{NAME_END}{cluster}"
+        self._properties = PropertyReader(cluster)
         self._body_bytes_max = body_bytes_max
         self._record_bytes_max = record_bytes_max
         self._asks: list[_Ask] = []
         self._starts: list[int] = []  # of their frames in the buffer
-        self._encoded = 0  # requests that are staged
-        self._portions: list[tuple[list[Sent], list[Sent], int]] = []  # waiting or not, end
+        self._encoded = 0  # messages that are staged
+        # By log file: sends that wait to be safe and those that do not, and where they end.
+        self._sent: list[tuple[list[Sent], list[Sent]]] = []
+        self._ends: list[int] = []
         self._busy = False
         self._born_host = self._store_host = b""
-        self._born = ("0", 0)  # the last born time as text and number
+        self._hosts_bytes = 0
+        self._born: tuple[str | None, int] = ("0", 0)  # the last born time as text and number
 
     # --- the walk ----------------------------------------------------------------------------
 
@@ -153,10 +147,11 @@ class Intake:
             raise RuntimeError("the intake is in use")
         self._busy = True
         try:
-            self._asks, self._starts, self._portions = [], [], []
+            self._asks, self._starts, self._sent, self._ends = [], [], [], []
             self._encoded = 0
             self.saw_binary = False
             self._born_host, self._store_host = born_host, store_host
+            self._hosts_bytes = len(born_host) + len(store_host)
             at, why = self._walk(view, at, limit)
             if self._asks:
                 stage(self)
@@ -167,7 +162,7 @@ class Intake:
             self._busy = False
 
     def _walk(self, view: memoryview, at: int, limit: int) -> tuple[int, int]:
-        starts, take = self._starts, self._take
+        take = self._take if self._store_host else _decline
         unpack = FRAME_PREFIX.unpack_from
         end = len(view)
         data, base, pos, size, stop = b"", at, 0, 0, 0
@@ -193,8 +188,9 @@ class Intake:
             body_at = header_at + (word & HEADER_LENGTH_MASK)
             if body_at > stop:
                 return base + pos, OTHER
-            if len(starts) >= limit:
+            if not limit:
                 return base + pos, FULL
+            limit -= 1
             serialize = word >> 24
             header = None
             if not serialize:
@@ -210,45 +206,28 @@ class Intake:
                     return base + pos, OTHER
             code = header.code
             if code in _SENDS:
-                if not take(header, serialize, data[body_at:stop]):
+                if not take(header, serialize, data[body_at:stop], base + pos):
                     return base + pos, OTHER
             elif header.flag & FLAG_RESPONSE:
                 return base + pos, OTHER
             else:
                 why = PULL if code == CODE_PULL else COMMIT if code == CODE_COMMIT else OTHER
                 return base + pos, why
-            starts.append(base + pos)
             if serialize:
                 self.saw_binary = True
             pos = stop
 
-    def _take(self, header: Head, serialize: int, body: bytes) -> bool:
+    def _take(self, header: Head, serialize: int, body: bytes, start: int) -> bool:
         """Note a send; False, with nothing changed, when the slow lane has to look at it."""
         fields = header.extFields
-        flag = header.flag
-        if fields is None or flag & FLAG_RESPONSE or len(body) > self._body_bytes_max:
+        if fields is None:
             return False
         code = header.code
-        key = (
-            code,
-            fields.a,
-            fields.b,
-            fields.c,
-            fields.d,
-            fields.e,
-            fields.f,
-            fields.h,
-            fields.j,
-            fields.k,
-            fields.l,
-            fields.m,
-        )
-        shape: _Shape | None = self.known.get(key)
-        if shape is None:
-            shape = self._shape(key)
-            if shape is None:
-                return False
-        if not self._store_host:
+        a, b, c, d, e, f = fields.a, fields.b, fields.c, fields.d, fields.e, fields.f
+        key = (code, a, b, c, d, e, f, fields.h, fields.j, fields.k, fields.l, fields.m)
+        shape: _Shape | None = self.known.get(key) or self._shape(key)
+        flag = header.flag
+        if shape is None or flag & FLAG_RESPONSE or len(body) > self._body_bytes_max:
             return False
         born_text, born_ms = self._born
         if fields.g != born_text:
@@ -256,35 +235,41 @@ class Intake:
             if number is None:
                 return False
             born_ms = number
-            self._born = (fields.g or "", born_ms)
-        read = read_properties(fields.i or "", shape.batch, self._cluster)
+            self._born = (fields.g, born_ms)
+        plan = shape[4]
+        fixed_bytes = plan.fixed_bytes + self._hosts_bytes
+        request = (code, header.opaque, serialize, flag & FLAG_ONEWAY != 0)
+        if shape[5]:
+            return self._take_batch(shape, born_ms, request, fields.i or "", body, start)
+        read = self._properties.read(plan, fields.i or "")
         if read is None:
             return False
-        properties, wait, found = read
-        plan = shape.plan
-        hosts_bytes = len(self._born_host) + len(self._store_host)
-        if shape.batch:
-            split = split_batch(plan, body, properties)
-            if not split:
-                return False
-            messages = split
-            size = 0
-            for message in messages:
-                if len(message[2]) > PROPERTIES_BYTES_MAX:
-                    return False
-                size += plan.fixed_bytes + hosts_bytes + len(message[1]) + len(message[2])
-        else:
-            if len(properties) > PROPERTIES_BYTES_MAX:
-                return False
-            size = plan.fixed_bytes + hosts_bytes + len(body) + len(properties)
-            tags_code, hashes = read_facts(plan, found)
-            messages = [(shape.flag, body, properties, tags_code, hashes)]
-        if size > self._record_bytes_max:
+        properties, wait, tags_code, hashes = read
+        size = fixed_bytes + len(body) + len(properties)
+        if size > self._record_bytes_max or len(properties) > PROPERTIES_BYTES_MAX:
             return False
-        oneway = flag & FLAG_ONEWAY != 0
-        self._asks.append(
-            (shape, size, born_ms, code, header.opaque, serialize, oneway, wait, messages)
-        )
+        message = (shape[2], body, properties, tags_code, hashes)
+        self._asks.append((shape, born_ms, request, wait, size, message))
+        self._starts.append(start)
+        return True
+
+    def _take_batch(
+        self, shape: _Shape, born_ms: int, request: Request, text: str, body: bytes, start: int
+    ) -> bool:
+        plan = shape[4]
+        shared = self._properties.read_shared(text)
+        messages = None if shared is None else split_batch(plan, body, shared[0])
+        if shared is None or not messages:
+            return False
+        fixed_bytes = plan.fixed_bytes + self._hosts_bytes
+        size = sum([fixed_bytes + len(one[1]) + len(one[2]) for one in messages])
+        longest = max([len(one[2]) for one in messages])
+        if size > self._record_bytes_max or longest > PROPERTIES_BYTES_MAX:
+            return False
+        first, *others = messages
+        self._asks.append((shape, born_ms, request, shared[1], size, first))
+        self._asks += [(shape, born_ms, None, False, 0, one) for one in others]
+        self._starts += [start] * len(messages)
         return True
 
     def _shape(self, key: tuple[Any, ...]) -> _Shape | None:
@@ -306,14 +291,9 @@ class Intake:
         plan = self._plan(topic.encode())
         if plan is None or not 0 <= queue_id < plan.queues:
             return None
-        shape = _Shape(
-            plan,
-            (plan.topic, queue_id),
-            sys_flag & ~(SYS_BORN_V6 | SYS_STORE_V6) | plan.sys_flag,
-            number,
-            reconsume_times,
-            code == CODE_SEND_BATCH or batch == "true",
-        )
+        sys_flag = sys_flag & ~(SYS_BORN_V6 | SYS_STORE_V6) | plan.sys_flag
+        many = code == CODE_SEND_BATCH or batch == "true"
+        shape = ((plan.topic, queue_id), sys_flag, number, reconsume_times, plan, many)
         if len(self.known) >= SHAPES_MAX:
             self.known.clear()
         self.known[key] = shape
@@ -333,13 +313,13 @@ class Intake:
 
     @property
     def left(self) -> int:
-        """Requests that are not encoded yet."""
+        """Messages that are not encoded yet."""
         return len(self._asks) - self._encoded
 
     @property
     def next_bytes(self) -> int:
         """How much room the records of the next request need, contiguous in one file."""
-        return self._asks[self._encoded][1] if self._encoded < len(self._asks) else 0
+        return self._asks[self._encoded][4] if self._encoded < len(self._asks) else 0
 
     def encode(
         self,
@@ -357,103 +337,114 @@ class Intake:
         `queue_end` for a queue that is not there; `before` keeps what was there before. Returns
         bytes, messages, and what dispatch needs of them: queue entries in runs, packed keys.
         """
-        asks, first = self._asks, self._encoded
-        born_host, store_host = self._born_host, self._store_host
-        host_bits = SYS_BORN_V6 if len(born_host) == HOST_V6_BYTES else 0
-        host_bits |= SYS_STORE_V6 if len(store_host) == HOST_V6_BYTES else 0
-        pack = _FRONTS[len(born_host), len(store_host)].pack
-        pack_entry, pack_key, crc32 = QUEUE_ENTRY.pack, INDEX_KEY.pack, zlib.crc32
-        hosts_bytes = len(born_host) + len(store_host)
+        asks = self._fitting(room)
         queues: dict[QueueKey, tuple[int, list[bytes]]] = {}  # first offset, entries
-        pieces: list[bytes] = []
+        for place in dict.fromkeys([ask[0][0] for ask in asks]):
+            old = next_offsets.get(place)
+            queues[place] = (queue_end(*place) if old is None else old, [])
         keys: list[bytes] = []
-        waiting: list[Sent] = []
-        others: list[Sent] = []
-        start, limit, count, stop = log_offset, log_offset + room, 0, first
-        for ask in asks if not first else asks[first:]:
-            shape, size, born_ms, code, opaque, serialize, oneway, wait, messages = ask
-            if log_offset + size > limit:
-                break
-            plan, place, sys_flag, _, reconsume_times, batch = shape
-            queue = queues.get(place)
-            if queue is None:
-                old = next_offsets.get(place)
-                queue = (queue_end(*place) if old is None else old, [])
-                queues[place] = queue
-            entries = queue[1]
-            queue_id = place[1]
-            sys_flag |= host_bits
-            fixed_bytes = plan.fixed_bytes + hosts_bytes
-            queue_offset = first_offset = queue[0] + len(entries)
-            places: list[int] = []
-            for flag, body, properties, tags_code, hashes in messages:
-                body_bytes = len(body)
-                record_bytes = fixed_bytes + body_bytes + len(properties)
-                pieces += (
-                    pack(
-                        record_bytes,
-                        MAGIC_RECORD,
-                        crc32(body) & CRC_MASK,
-                        queue_id,
-                        flag,
-                        queue_offset,
-                        log_offset,
-                        sys_flag,
-                        born_ms,
-                        born_host,
-                        store_ms,
-                        store_host,
-                        reconsume_times,
-                        0,
-                        body_bytes,
-                    ),
-                    body,
-                    plan.stored_name,
-                    len(properties).to_bytes(2, "big"),
-                    properties,
-                )
-                entries.append(pack_entry(log_offset, record_bytes, tags_code))
-                for hashed in hashes:
-                    keys.append(pack_key(hashed, log_offset, store_ms))
-                places.append(log_offset)
-                log_offset += record_bytes
-                queue_offset += 1
-            count += len(places)
-            stop += 1
-            (waiting if wait else others).append(
-                (
-                    plan.topic,
-                    len(places),
-                    size,
-                    code,
-                    opaque,
-                    serialize,
-                    oneway,
-                    queue_id,
-                    first_offset,
-                    tuple(places) if batch else places[0],
-                )
-            )
-        out += b"".join(pieces)
+        before_bytes = len(out)
+        out += b"".join(self._records(asks, log_offset, store_ms, queues, keys))
+        size = len(out) - before_bytes
+        self._encoded += len(asks)
+        if asks:
+            self._ends.append(log_offset + size)
         runs: list[Run] = []
         for place, (offset, entries) in queues.items():
             before.setdefault(place, offset)
             next_offsets[place] = offset + len(entries)
             runs.append((*place, offset, b"".join(entries)))
-        self._encoded = stop
-        if stop > first:
-            self._portions.append((waiting, others, log_offset))
-        return log_offset - start, count, runs, b"".join(keys)
+        return size, len(asks), runs, b"".join(keys)
+
+    def _fitting(self, room: int) -> list[_Ask]:
+        """The next messages whose records fit into so many bytes."""
+        asks = self._asks[self._encoded :] if self._encoded else self._asks
+        if sum([ask[4] for ask in asks]) <= room:
+            return asks
+        for number, ask in enumerate(asks):
+            room -= ask[4]
+            if room < 0:
+                return asks[:number]
+        return asks
+
+    def _records(
+        self,
+        asks: list[_Ask],
+        log_offset: int,
+        store_ms: int,
+        queues: dict[QueueKey, tuple[int, list[bytes]]],
+        keys: list[bytes],
+    ) -> list[bytes]:
+        """The records in pieces; their entries and keys are added to `queues` and `keys`."""
+        born_host, store_host = self._born_host, self._store_host
+        pack = _FRONTS[len(born_host), len(store_host)].pack
+        pack_entry, pack_key, crc32 = QUEUE_ENTRY.pack, INDEX_KEY.pack, zlib.crc32
+        host_bits = SYS_BORN_V6 if len(born_host) == HOST_V6_BYTES else 0
+        host_bits |= SYS_STORE_V6 if len(store_host) == HOST_V6_BYTES else 0
+        hosts_bytes = self._hosts_bytes
+        waiting: list[Sent] = []
+        others: list[Sent] = []
+        pieces: list[bytes] = []
+        batch: list[int] = []
+        for shape, born_ms, request, wait, size, message in asks:
+            (topic, queue_id), sys_flag, _, times, plan, many = shape
+            flag, body, properties, tags_code, hashes = message
+            offset, entries = queues[shape[0]]
+            queue_offset = offset + len(entries)
+            body_bytes = len(body)
+            properties_bytes = len(properties)
+            record_bytes = plan.fixed_bytes + hosts_bytes + body_bytes + properties_bytes
+            front = pack(
+                record_bytes,
+                MAGIC_RECORD,
+                crc32(body) & CRC_MASK,
+                queue_id,
+                flag,
+                queue_offset,
+                log_offset,
+                sys_flag | host_bits,
+                born_ms,
+                born_host,
+                store_ms,
+                store_host,
+                times,
+                0,
+                body_bytes,
+            )
+            pieces += (
+                front,
+                body,
+                plan.stored_name,
+                properties_bytes.to_bytes(2, "big"),
+                properties,
+            )
+            entries.append(pack_entry(log_offset, record_bytes, tags_code))
+            for hashed in hashes:
+                keys.append(pack_key(hashed, log_offset, store_ms))
+            if request is None:
+                batch.append(log_offset)
+            else:
+                batch = [log_offset] if many else batch
+                sent = (request, topic, size, queue_id, queue_offset, batch if many else log_offset)
+                (waiting if wait else others).append(sent)
+            log_offset += record_bytes
+        self._sent.append((waiting, others))
+        return pieces
 
     def tickets(self) -> tuple[list[tuple[int, int]], list[tuple[int, bool, Ticket]]]:
         """What was encoded: requests by code; and end in the log, wait and ticket of each part."""
         out: list[tuple[int, bool, Ticket]] = []
-        for waiting, others, end in self._portions:
+        codes: list[int] = []
+        for end, (waiting, others) in zip(self._ends, self._sent, strict=False):
             if waiting:
                 out.append((end, True, Ticket(waiting)))
+                codes += [one[0][0] for one in waiting]
             if others:
                 out.append((end, False, Ticket(others)))
-        counts: dict[int, int] = {}
-        for ask in self._asks[: self._encoded]:
-            counts[ask[3]] = counts.get(ask[3], 0) + 1
-        return list(counts.items()), out
+                codes += [one[0][0] for one in others]
+        return [(code, codes.count(code)) for code in set(codes)], out
+
+
+def _decline(header: Head, serialize: int, body: bytes, start: int) -> bool:
+    """For a broker that takes no sends now."""
+    return False

@@ -64,9 +64,9 @@ class Template:
         return bytes(out)
 
 
-# topic, messages, bytes, code, opaque, serialize, one-way, queue id, queue offset and the log
-# offset, or those of a batch
-Sent = tuple[str, int, int, int, int, int, bool, int, int, int | tuple[int, ...]]
+Request = tuple[int, int, int, bool]  # code, opaque, serialize, one-way
+# request, topic, bytes, queue id, queue offset, and the log offset, or those of a batch
+Sent = tuple[Request, str, int, int, int, int | list[int]]
 
 
 class Ticket:
@@ -84,24 +84,22 @@ class Ticket:
 
     def requests(self) -> list[tuple[int, int, int, bool]]:
         """Code, opaque, serialize and one-way of each."""
-        return [one[3:7] for one in self._sent]
+        return [one[0] for one in self._sent]
 
     def sums(self) -> dict[str, list[int]]:
         """Topic, requests, messages and bytes, for each topic."""
         sums: dict[str, list[int]] = {}
-        last = None
-        requests = messages = total = 0
-        for topic, count, size, *_ in self._sent:
-            if topic is not last:
-                if last is not None:
-                    _add(sums, last, requests, messages, total)
-                last = topic
-                requests = messages = total = 0
-            requests += 1
-            messages += count
-            total += size
-        if last is not None:
-            _add(sums, last, requests, messages, total)
+        for topic in {one[1] for one in self._sent}:
+            sums[topic] = [0, 0, 0]
+        if len(sums) == 1:  # mostly
+            messages = sum([1 if isinstance(one[5], int) else len(one[5]) for one in self._sent])
+            sums[topic] = [len(self._sent), messages, sum([one[2] for one in self._sent])]
+            return sums
+        for _, topic, size, _, _, place in self._sent:
+            one = sums[topic]
+            one[0] += 1
+            one[1] += 1 if isinstance(place, int) else len(place)
+            one[2] += size
         return sums
 
     def replies(self, json: Template, binary: Template, host: bytes) -> bytes:
@@ -110,7 +108,8 @@ class Ticket:
             raise ValueError("these are not the templates of a send")
         one, many = json.one, json.many
         out: list[bytes] = []
-        for _, _, _, _, opaque, serialize, oneway, queue_id, queue_offset, place in self._sent:
+        for request, _, _, queue_id, queue_offset, place in self._sent:
+            _, opaque, serialize, oneway = request
             if oneway:
                 continue
             if serialize:
@@ -127,14 +126,7 @@ class Ticket:
         return b"".join(out)
 
 
-def _add(sums: dict[str, list[int]], topic: str, requests: int, messages: int, size: int) -> None:
-    one = sums.setdefault(topic, [0, 0, 0])
-    one[0] += requests
-    one[1] += messages
-    one[2] += size
-
-
-def _ids(host: bytes, place: int | tuple[int, ...]) -> bytes:
+def _ids(host: bytes, place: int | list[int]) -> bytes:
     if isinstance(place, int):
         return b"%b%016X" % (host, place)
     return b",".join([b"%b%016X" % (host, one) for one in place])
