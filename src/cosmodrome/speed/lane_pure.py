@@ -62,6 +62,7 @@ from cosmodrome.speed.lane_messages import (
 )
 from cosmodrome.speed.lane_replies import Request, Sent, Ticket
 from cosmodrome.speed.lane_replies import Template as Template
+from cosmodrome.speed.lane_replies import answer as answer
 from cosmodrome.speed.pure import Run
 
 # Why a walk ended: nothing (whole) is left, or the frame there is a pull, a commit of an offset,

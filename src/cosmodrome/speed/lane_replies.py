@@ -126,6 +126,34 @@ class Ticket:
         return b"".join(out)
 
 
+def answer(
+    tickets: list[Ticket], json: Template, binary: Template, host: bytes, now: float
+) -> tuple[dict[str, list[int]], dict[int, int], Exception | None]:
+    """Give the replies of these tickets to their connections.
+
+    Returns requests, messages and bytes of each topic, how many requests took how many
+    milliseconds, and the first error: a connection that fails does not keep the others from
+    their replies.
+    """
+    sums: dict[str, list[int]] = {}
+    times: dict[int, int] = {}
+    error: Exception | None = None
+    for ticket in tickets:
+        for topic, mine in ticket.sums().items():
+            known = sums.get(topic)
+            sums[topic] = (
+                mine if known is None else [a + b for a, b in zip(known, mine, strict=True)]
+            )
+        took_ms = int((now - ticket.began) * 1000)
+        times[took_ms] = times.get(took_ms, 0) + len(ticket)
+    for ticket in tickets:
+        try:
+            ticket.connection.answer_many(len(ticket), ticket.replies(json, binary, host))
+        except Exception as caught:
+            error = error or caught
+    return sums, times, error
+
+
 def _ids(host: bytes, place: int | list[int]) -> bytes:
     if isinstance(place, int):
         return b"%b%016X" % (host, place)
