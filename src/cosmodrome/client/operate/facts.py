@@ -17,6 +17,7 @@ from cosmodrome.client.operate.fleet import Fleet
 from cosmodrome.client.operate.groups import RELAY_TIMEOUT_MS, RunningInfo
 from cosmodrome.client.operate.probes import FilterFacts, PullRefusal, RetryFacts
 from cosmodrome.client.operate.standing import GroupStanding, attempt, full_standing
+from cosmodrome.client.operate.topics import Topics
 from cosmodrome.client.routes import MASTER
 from cosmodrome.client.values import MessageQueue, NoRoute
 from cosmodrome.env.base import Clock
@@ -33,7 +34,6 @@ from cosmodrome.wire.commands.broker import GetBrokerConfig
 from cosmodrome.wire.commands.client import GetConsumerConnectionList, GetConsumerRunningInfo
 from cosmodrome.wire.commands.group import GetAllSubscriptiongroupConfig
 from cosmodrome.wire.commands.route import GetAllTopicListFromNameserver
-from cosmodrome.wire.commands.topic import GetTopicConfig
 from cosmodrome.wire.names import RETRY_PREFIX
 
 
@@ -257,9 +257,9 @@ async def _find_topics(fleet: Fleet, facts: GroupFacts) -> None:
             broker = facts.brokers.get(data.broker_name)
             if broker is None or not broker.reachable:
                 continue
-            reply = await attempt(fleet.call(broker.address, GetTopicConfig(topic=name)))
-            if not isinstance(reply, CosmodromeError):
-                facts.topics[name][broker.name] = bodies.decode(TopicConfig, reply.body)
+            config = await attempt(Topics(fleet).config_at(broker.address, name))
+            if isinstance(config, TopicConfig):
+                facts.topics[name][broker.name] = config
 
 
 async def _look_twice(fleet: Fleet, facts: GroupFacts) -> None:

@@ -135,13 +135,14 @@ class Topics:
         full = self._fleet.full(topic)
         found = {}
         for name, address in (await self._fleet.masters_of(full)).items():
-            config = await self._config(address, full)
+            config = await self.config_at(address, full)
             if config is not None:
                 config.topic_name = topic
                 found[name] = config
         return found
 
-    async def _config(self, address: str, full: str) -> TopicConfig | None:
+    async def config_at(self, address: str, full: str) -> TopicConfig | None:
+        """The topic (its full name) as one broker holds it; None when it does not."""
         try:
             reply = await self._fleet.call(address, GetTopicConfig(topic=full))
             return bodies.decode(TopicConfig, reply.body)
