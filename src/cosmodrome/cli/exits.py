@@ -54,6 +54,7 @@ class Failure(click.ClickException):
 def exit_code(error: CosmodromeError) -> int:
     """The documented exit code for an error."""
     from cosmodrome.client.operate.fleet import NoBrokers, NotThere, PartlyFailed
+    from cosmodrome.client.send.failures import RequestTimedOut
     from cosmodrome.client.values import NoRoute
 
     if isinstance(error, PartlyFailed):
@@ -63,6 +64,8 @@ def exit_code(error: CosmodromeError) -> int:
         return codes.pop() if len(codes) == 1 else EXIT_ERROR
     if isinstance(error, PartlyDone):
         return EXIT_PARTLY
+    if isinstance(error, RequestTimedOut):
+        return EXIT_ERROR  # it is a consumer that did not reply
     if isinstance(error, Unreachable | TimedOut | NoBrokers):
         return EXIT_UNREACHABLE
     if isinstance(error, NotFound | NoRoute | NotThere):

@@ -23,6 +23,7 @@ from cosmodrome.cli.main import BROKER_COMMANDS, COMMANDS, NAMESRV_COMMANDS
 from cosmodrome.cli.main import cosmo as program
 from cosmodrome.cli.operating import NotFound, PartlyDone, confirm, exit_code, similar
 from cosmodrome.client.operate.fleet import NoBrokers, NotThere, PartlyFailed
+from cosmodrome.client.send.failures import RequestTimedOut
 from cosmodrome.client.values import NoRoute
 from cosmodrome.errors import ConfigError, CosmodromeError, Refused, TimedOut, Unreachable
 
@@ -44,6 +45,7 @@ def partly(*failures: CosmodromeError, done: int) -> CosmodromeError:
         (ConfigError("x"), 1),
         (Unreachable("x"), 3),
         (TimedOut("x"), 3),
+        (RequestTimedOut("x"), 1),
         (NoBrokers("x"), 3),
         (NoRoute("x"), 4),
         (NotThere("x"), 4),
