@@ -62,7 +62,6 @@ cdef Py_ssize_t PROPERTIES_BYTES_MAX = layout.PROPERTIES_BYTES_MAX
 cdef Py_ssize_t ITEM_HEAD_BYTES = layout.BATCH_ITEM_HEAD.size
 
 cdef enum:
-    SLOTS = 16
     PAIRS_MAX = 24
     ITEMS_KEPT = 8192
     SCRATCH_BYTES_KEPT = 1048576
@@ -74,28 +73,6 @@ PULL = 1
 COMMIT = 2
 OTHER = 3
 FULL = 4
-
-cdef enum:
-    CODE_SEND = 10
-    CODE_PULL = 11
-    CODE_COMMIT = 15
-    CODE_SEND_V2 = 310
-    CODE_SEND_BATCH = 320
-
-
-cdef struct Text:
-    const uint8_t *at  # NULL: not there
-    Py_ssize_t size
-    bint escaped
-
-
-cdef struct Head:
-    int32_t code
-    int32_t opaque
-    int32_t flag
-    int serialize
-    Text fields[SLOTS]
-
 
 # --- headers -------------------------------------------------------------------------------
 
@@ -532,13 +509,6 @@ cdef class Template:
     `parts` lie around the holes. In a JSON header the last hole is the opaque. In a binary one
     the opaque is a number at its place, and each hole is preceded by its length.
     """
-
-    cdef list parts
-    cdef bint binary
-    cdef Py_ssize_t fields_at  # of the length of all fields, in a binary header
-    cdef Py_ssize_t fields_bytes  # that length with empty holes
-    cdef Py_ssize_t fixed_bytes
-    cdef Py_ssize_t holes
 
     def __init__(self, list parts not None, bint binary, Py_ssize_t fields_at, Py_ssize_t fields_bytes):
         for part in parts:

@@ -1,4 +1,5 @@
-"""What `lane` and `arrow` share with `native`: numbers, the scanner of JSON, the checksum."""
+"""What `lane`, `pulls` and `arrow` share with `native`: numbers, the scanner of JSON, the checksum,
+the choice of records."""
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -73,3 +74,43 @@ cdef bint _take_span(Scan *scan, const uint8_t **first, Py_ssize_t *size, bint *
 cdef Py_ssize_t _unescape(const uint8_t *at, Py_ssize_t size, uint8_t *out) noexcept nogil
 cdef bint _is_utf8(const uint8_t *at, Py_ssize_t size)
 cdef uint32_t _checksum(const uint8_t *at, Py_ssize_t size) noexcept nogil
+
+
+cdef struct Span:
+    Py_ssize_t at
+    Py_ssize_t size
+
+
+cdef struct Choice:
+    # One log file, and what of the log may be read.
+    const uint8_t *data
+    int64_t base
+    int64_t low
+    int64_t high
+    # Which records: of this queue (-1: of any), of these tags (NULL: of all).
+    int32_t queue_id
+    int64_t queue_offset  # of the first entry
+    const uint32_t *codes
+    Py_ssize_t code_count
+    # How many.
+    int64_t count_max
+    int64_t bytes_max
+    int64_t cold_count_max
+    int64_t cold_bytes_max
+    int64_t cold_below
+    # What was taken, before this choice and with it.
+    int64_t count
+    int64_t taken_bytes
+    # What was chosen; the memory of the spans is the caller's to free.
+    Py_ssize_t index  # of the first entry that is not done with
+    int64_t last  # log offset of the last entry looked at, -1 without one
+    bint full
+    Py_ssize_t found_bytes
+    Span *spans
+    Py_ssize_t span_count
+    Py_ssize_t span_room
+
+
+cdef Py_ssize_t _codes(codes, uint32_t **out) except -1
+cdef int _choose(Choice *choice, const uint8_t *entries, Py_ssize_t index, Py_ssize_t entry_count) except -1
+cdef uint8_t *_copy(Choice *choice, uint8_t *to) noexcept nogil

@@ -1329,9 +1329,105 @@ def chain(
 # --- reading -------------------------------------------------------------------------------
 
 
-cdef struct Span:
-    Py_ssize_t at
-    Py_ssize_t size
+cdef bint _wanted(const uint32_t *codes, Py_ssize_t count, uint32_t code) noexcept nogil:
+    """Whether a code is among ascending ones."""
+    cdef Py_ssize_t low = 0
+    cdef Py_ssize_t middle
+    while low < count:
+        middle = (low + count) >> 1
+        if codes[middle] < code:
+            low = middle + 1
+        elif codes[middle] > code:
+            count = middle
+        else:
+            return True
+    return False
+
+
+cdef Py_ssize_t _codes(codes, uint32_t **out) except -1:
+    """The tags codes of a set, ascending, in memory that the caller frees."""
+    cdef list numbers = sorted(code for code in codes if 0 <= code <= 0xFFFFFFFF)
+    cdef Py_ssize_t index
+    out[0] = <uint32_t *>PyMem_Malloc(max(1, len(numbers)) * sizeof(uint32_t))
+    if out[0] == NULL:
+        raise MemoryError
+    for index in range(len(numbers)):
+        out[0][index] = numbers[index]
+    return len(numbers)
+
+
+cdef int _choose(Choice *choice, const uint8_t *entries, Py_ssize_t index, Py_ssize_t entry_count) except -1:
+    """Go through queue entries from `index` on and note where the wanted records lie."""
+    cdef const uint8_t *entry = entries + index * QUEUE_ENTRY_BYTES
+    cdef const uint8_t *head
+    cdef Span *spans
+    cdef int64_t log_offset
+    cdef int32_t size, magic
+    cdef bint cold
+    choice.found_bytes = choice.span_count = 0
+    choice.last = -1
+    choice.full = False
+    while index < entry_count:
+        log_offset = _i64(entry)
+        size = _i32(entry + 8)
+        if size == QUEUE_FILLER_SIZE and log_offset == 0:
+            index += 1
+            entry += QUEUE_ENTRY_BYTES
+            continue
+        if log_offset < choice.low or size < RECORD_BYTES_MIN or log_offset > choice.high - size:
+            break
+        if choice.count:
+            cold = log_offset < choice.cold_below
+            if choice.count >= (choice.cold_count_max if cold else choice.count_max) or (
+                choice.taken_bytes + size > (choice.cold_bytes_max if cold else choice.bytes_max)
+            ):
+                choice.last = log_offset
+                choice.full = True
+                break
+        if choice.codes == NULL or _wanted(choice.codes, choice.code_count, <uint32_t>_i64(entry + 12)):
+            head = choice.data + (log_offset - choice.base)
+            magic = _i32(head + 4)
+            if _i32(head) != size or _i64(head + 28) != log_offset:
+                break
+            if magic != MAGIC_RECORD and magic != MAGIC_RECORD_V2:
+                break
+            if choice.queue_id != -1 and (
+                _i32(head + 12) != choice.queue_id or _i64(head + 20) != choice.queue_offset + index
+            ):
+                break
+            if choice.span_count and (
+                choice.spans[choice.span_count - 1].at + choice.spans[choice.span_count - 1].size
+                == log_offset - choice.base
+            ):
+                choice.spans[choice.span_count - 1].size += size
+            else:
+                if choice.span_count == choice.span_room:
+                    spans = <Span *>PyMem_Realloc(
+                        choice.spans, (2 * choice.span_room + 64) * sizeof(Span)
+                    )
+                    if spans == NULL:
+                        raise MemoryError
+                    choice.spans = spans
+                    choice.span_room = 2 * choice.span_room + 64
+                choice.spans[choice.span_count].at = log_offset - choice.base
+                choice.spans[choice.span_count].size = size
+                choice.span_count += 1
+            choice.found_bytes += size
+            choice.count += 1
+            choice.taken_bytes += size
+        choice.last = log_offset
+        index += 1
+        entry += QUEUE_ENTRY_BYTES
+    choice.index = index
+    return 0
+
+
+cdef uint8_t *_copy(Choice *choice, uint8_t *to) noexcept nogil:
+    """The records that were chosen, one behind the other."""
+    cdef Py_ssize_t number
+    for number in range(choice.span_count):
+        to = _put(to, choice.data + choice.spans[number].at, choice.spans[number].size)
+    return to
 
 
 def select(
@@ -1339,84 +1435,40 @@ def select(
     int32_t queue_id, int64_t queue_offset, codes, int64_t count, int64_t taken_bytes,
     tuple limits not None,
 ):
-    cdef int64_t count_max, bytes_max, cold_count_max, cold_bytes_max, cold_below
-    cdef Py_ssize_t entry_count = PyBytes_GET_SIZE(entries) // QUEUE_ENTRY_BYTES
-    cdef const uint8_t *entry
-    cdef const uint8_t *head
-    cdef const uint8_t *data
+    cdef Choice choice
     cdef Py_buffer buffer
-    cdef Py_ssize_t found_bytes = 0
-    cdef Py_ssize_t span_count = 0
-    cdef Py_ssize_t number
-    cdef Span *spans = NULL
-    cdef int64_t log_offset, tags_code
-    cdef int64_t last = -1
-    cdef int32_t size, magic
-    cdef bint cold
-    cdef bint full = False
+    cdef uint32_t *wanted = NULL
     cdef bytes found
-    cdef uint8_t *to
-    count_max, bytes_max, cold_count_max, cold_bytes_max, cold_below = limits
+    choice.spans = NULL
+    choice.span_room = 0
+    choice.code_count = 0
+    (
+        choice.count_max, choice.bytes_max, choice.cold_count_max, choice.cold_bytes_max,
+        choice.cold_below,
+    ) = limits
     PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
     try:
-        data = <const uint8_t *>buffer.buf
-        if low < base:
-            low = base
-        if high > base + buffer.len:
-            high = base + buffer.len
-        if index < entry_count:
-            spans = <Span *>PyMem_Malloc((entry_count - index) * sizeof(Span))
-            if spans == NULL:
-                raise MemoryError
-        entry = <const uint8_t *>PyBytes_AS_STRING(entries) + index * QUEUE_ENTRY_BYTES
-        while index < entry_count:
-            log_offset = _i64(entry)
-            size = _i32(entry + 8)
-            if size == QUEUE_FILLER_SIZE and log_offset == 0:
-                index += 1
-                entry += QUEUE_ENTRY_BYTES
-                continue
-            if log_offset < low or size < RECORD_BYTES_MIN or log_offset > high - size:
-                break
-            if count:
-                cold = log_offset < cold_below
-                if count >= (cold_count_max if cold else count_max) or (
-                    taken_bytes + size > (cold_bytes_max if cold else bytes_max)
-                ):
-                    last = log_offset
-                    full = True
-                    break
-            tags_code = _i64(entry + 12)
-            if codes is None or <int64_t>(<uint32_t>tags_code) in codes:
-                head = data + (log_offset - base)
-                magic = _i32(head + 4)
-                if _i32(head) != size or _i64(head + 28) != log_offset:
-                    break
-                if magic != MAGIC_RECORD and magic != MAGIC_RECORD_V2:
-                    break
-                if queue_id != -1 and (
-                    _i32(head + 12) != queue_id or _i64(head + 20) != queue_offset + index
-                ):
-                    break
-                if span_count and spans[span_count - 1].at + spans[span_count - 1].size == (
-                    log_offset - base
-                ):
-                    spans[span_count - 1].size += size
-                else:
-                    spans[span_count].at = log_offset - base
-                    spans[span_count].size = size
-                    span_count += 1
-                found_bytes += size
-                count += 1
-                taken_bytes += size
-            last = log_offset
-            index += 1
-            entry += QUEUE_ENTRY_BYTES
-        found = PyBytes_FromStringAndSize(NULL, found_bytes)
-        to = <uint8_t *>PyBytes_AS_STRING(found)
-        for number in range(span_count):
-            to = _put(to, data + spans[number].at, spans[number].size)
-        return index, found, count, taken_bytes, last, full
+        if codes is not None:
+            choice.code_count = _codes(codes, &wanted)
+        choice.codes = wanted
+        choice.data = <const uint8_t *>buffer.buf
+        choice.base = base
+        choice.low = max(low, base)
+        choice.high = min(high, base + buffer.len)
+        choice.queue_id = queue_id
+        choice.queue_offset = queue_offset
+        choice.count = count
+        choice.taken_bytes = taken_bytes
+        _choose(
+            &choice, <const uint8_t *>PyBytes_AS_STRING(entries), index,
+            PyBytes_GET_SIZE(entries) // QUEUE_ENTRY_BYTES,
+        )
+        found = PyBytes_FromStringAndSize(NULL, choice.found_bytes)
+        _copy(&choice, <uint8_t *>PyBytes_AS_STRING(found))
+        return (
+            choice.index, found, choice.count, choice.taken_bytes, choice.last, bool(choice.full)
+        )
     finally:
-        PyMem_Free(spans)
+        PyMem_Free(wanted)
+        PyMem_Free(choice.spans)
         PyBuffer_Release(&buffer)

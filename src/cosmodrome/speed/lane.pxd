@@ -1,0 +1,48 @@
+"""What `pulls` shares with `lane`: the headers of requests and the templates of replies."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+
+cdef enum:
+    SLOTS = 16
+
+cdef enum:
+    CODE_SEND = 10
+    CODE_PULL = 11
+    CODE_COMMIT = 15
+    CODE_SEND_V2 = 310
+    CODE_SEND_BATCH = 320
+
+
+cdef struct Text:
+    const uint8_t *at  # NULL: not there
+    Py_ssize_t size
+    bint escaped
+
+
+cdef struct Head:
+    int32_t code
+    int32_t opaque
+    int32_t flag
+    int serialize
+    Text fields[SLOTS]
+
+
+cdef bint _read_head(const uint8_t *at, Py_ssize_t length, Head *head, const uint8_t **body, Py_ssize_t *body_bytes)
+cdef bint _number(Text *text, int64_t *value) noexcept nogil
+cdef bint _null(const uint8_t *at, Py_ssize_t size) noexcept nogil
+cdef _string(Text *text)
+cdef Py_ssize_t _frame(const uint8_t *at, Py_ssize_t left) noexcept nogil
+cdef Py_ssize_t _digits(uint8_t *to, int64_t value) noexcept nogil
+
+
+cdef class Template:
+    cdef list parts
+    cdef bint binary
+    cdef Py_ssize_t fields_at  # of the length of all fields, in a binary header
+    cdef Py_ssize_t fields_bytes  # that length with empty holes
+    cdef Py_ssize_t fixed_bytes
+    cdef Py_ssize_t holes
+
+    cdef uint8_t *_part(self, uint8_t *to, Py_ssize_t number) noexcept
+    cdef Py_ssize_t _end(self, uint8_t *start, uint8_t *to, int32_t opaque, Py_ssize_t body_bytes) noexcept
