@@ -643,21 +643,23 @@ async def test_pulls_follow_groups_and_topics(tmp_path: Path) -> None:
 
 async def test_a_read_that_fails_is_answered(tmp_path: Path) -> None:
     async def drive(side: Side) -> None:
-        consume = side.router._handlers[11][1].__self__
         await side.feed(frame(310, 1, send_fields(), b"x"))
-        read = consume._store.read
+        log = side.store._log
+        view = log.view
 
-        def fail(*_: Any, **__: Any) -> Any:
-            raise OSError(5, "Input/output error")
+        def fail(base: int) -> Any:
+            raise RuntimeError("broken")
 
-        consume._store.read = fail
-        await side.feed(plain_pull(2))
-        consume._store.read = read
+        for opaque in (2, 4):
+            log.view = fail
+            await side.feed(plain_pull(opaque))
+            log.view = view
+            await side.feed(plain_pull(opaque + 3))
         await side.feed(plain_pull(3))
         assert not side.wire.ended
 
     slow, _ = await compare(tmp_path, drive)
-    assert codes_of(slow)[2] == 1 and codes_of(slow)[3] == 0
+    assert [codes_of(slow)[opaque] for opaque in (2, 5, 4, 7, 3)] == [1, 0, 1, 0, 0]
 
 
 async def test_what_a_send_may_not_do_is_refused_in_both(tmp_path: Path) -> None:

@@ -72,9 +72,12 @@ PUT_TIMES_SAMPLES = int(put_times.WINDOW_SECONDS / SAMPLE_SECONDS)
 class Pulls(Protocol):
     """The totals of the pull service."""
 
-    messages_total: int
-    found_total: int
     missed_total: int
+
+    @property
+    def messages_total(self) -> int: ...
+    @property
+    def found_total(self) -> int: ...
 
 
 class TopicTable(Protocol):

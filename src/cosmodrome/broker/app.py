@@ -298,7 +298,7 @@ def build_broker(
         *(Cleaning(messages, topics), filter_servers),
     )
     router = Router(BROKER, services)
-    parts = (messages, topics, produce, consume, offsets, put_times, router, place)
+    parts = (messages, topics, groups, produce, consume, offsets, put_times, router, place)
     server = Server(router, sockets, "broker", lane=_lane(options, store, *parts))
     return Broker(
         *(options, place, messages, topics, groups, offsets, expressions, clients, admin),
@@ -312,6 +312,7 @@ def _lane(
     store_options: StoreOptions,
     store: Store,
     topics: Topics,
+    groups: Groups,
     produce: Produce,
     consume: Consume,
     offsets: Offsets,
@@ -325,7 +326,7 @@ def _lane(
     from cosmodrome.broker.lane import Lane
 
     return Lane(
-        *(options, store, topics, produce, consume, offsets, put_times, router),
+        *(options, store, topics, groups, produce, consume, offsets, put_times, router),
         lambda: place.packed,
         body_bytes_max=store_options.max_message_size,
         segment_bytes=store_options.mapped_file_size_commit_log,

@@ -9,29 +9,41 @@ without committing and without being parked again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple, Protocol, TypeVar
 
-from cosmodrome.broker.filters import Filters, Wanted
+from cosmodrome.broker.filters import PULL_SUBSCRIPTION, Filters, Matches, OnlineGroup, Wanted
 from cosmodrome.broker.groups import Groups
 from cosmodrome.broker.moves import OffsetMoves
 from cosmodrome.broker.stats import Stats
 from cosmodrome.broker.topics import Topics
-from cosmodrome.broker.waiters import Waiters
+from cosmodrome.broker.waiters import Answer, Waiters
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.errors import Code, Refused
 from cosmodrome.store.store import Batch, ReadStatus, Store
-from cosmodrome.wire.bodies import PERM_READ, SubscriptionGroupConfig
+from cosmodrome.wire.bodies import (
+    PERM_READ,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
 from cosmodrome.wire.commands.consume import (
     LitePullMessage,
     PullMessage,
     PullReply,
     PullRequest,
 )
-from cosmodrome.wire.table import Call
+from cosmodrome.wire.names import RETRY_PREFIX
+from cosmodrome.wire.table import Call, Connection
+
+T = TypeVar("T")
+
+# Group, topic, queue, pulls, messages, bytes, ms, ms of the longest, next offset
+Counted = tuple[str, str, int, int, int, int, float, float, int]
 
 PULL_COMMIT = 0x1
 PULL_SUSPEND = 0x2
+LIGHT_PREFIX = "%LMQ%"
 
 MASTER_ID = 0
 
@@ -48,6 +60,17 @@ _CODES = {
 
 class Commits(Protocol):
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None: ...
+
+
+class Verdict(NamedTuple):
+    """What holds for every pull that differs in its offsets only, for as long as all of this is
+    what the tables have. The last two but one are what heartbeats said, where they decide."""
+
+    group: SubscriptionGroupConfig
+    topic: TopicConfig
+    online: OnlineGroup | None
+    subscription: SubscriptionData | None
+    codes: frozenset[int] | None  # of the tags that are wanted, None for all
 
 
 class _Parked:
@@ -85,15 +108,32 @@ class Consume:
         self._topics = topics
         self._groups = groups
         self._filters = filters
+        self.online = filters.online
         self._offsets = offsets
         self._waiters = waiters
         self._stats = stats or Stats()
         self._moves = moves
-        self.messages_total = 0
-        self.bytes_total = 0
-        self.found_total = 0
+        self._elsewhere: Callable[[], Iterable[Counted]] = tuple
+        self._messages_total = 0
+        self._bytes_total = 0
+        self._found_total = 0
         self.missed_total = 0
         self.failures_total = 0
+
+    @property
+    def messages_total(self) -> int:
+        self._stats.settle()
+        return self._messages_total
+
+    @property
+    def bytes_total(self) -> int:
+        self._stats.settle()
+        return self._bytes_total
+
+    @property
+    def found_total(self) -> int:
+        self._stats.settle()
+        return self._found_total
 
     @PullMessage.handler
     def pull(self, ask: PullMessage, call: Call) -> PullReply | Awaitable[PullReply]:
@@ -118,7 +158,7 @@ class Consume:
             queue_id=ask.queue_id,
             offset=ask.queue_offset,
             matches=wanted.code,
-            timeout_ms=self._hold_ms(ask),
+            timeout_ms=self._hold_ms(ask.suspend_timeout_millis),
             connection=call.connection,
             rerun=lambda: self._rerun(parked),
             skip=None if wanted.record is None else lambda offset: self._skip(parked, offset),
@@ -149,9 +189,73 @@ class Consume:
         self._count_found(ask, batch, began)
         return self._suggested_broker(batch, group), batch
 
-    def _hold_ms(self, ask: PullRequest) -> int:
+    def verdict(self, ask: PullRequest) -> Verdict | None:
+        """What `at_once` found out before it read; None when a record has to be looked at."""
+        topic = self._topics.get(ask.topic)
+        if topic is None or ask.topic.startswith((RETRY_PREFIX, LIGHT_PREFIX)):
+            return None
+        try:
+            group = self._checked_group(ask)
+            wanted = self._filters.of(ask, group)
+        except Refused:
+            return None
+        codes = wanted.code
+        if wanted.record is not None or not (codes is None or isinstance(codes, frozenset)):
+            return None
+        if ask.sys_flag & PULL_SUBSCRIPTION:
+            return Verdict(group, topic, None, None, codes)
+        online = self._filters.online(ask.consumer_group)
+        if online is None:
+            return None
+        return Verdict(group, topic, online, online.subscriptions[ask.topic], codes)
+
+    def counts_from(self, elsewhere: Callable[[], Iterable[Counted]]) -> None:
+        """`elsewhere` gives what the fast lane has served since it was last asked."""
+        self._elsewhere = elsewhere
+        self._stats.counts_from(self._settle)
+
+    def _settle(self) -> None:
+        for counted in self._elsewhere():
+            self._found_total += counted[3]
+            self._messages_total += counted[4]
+            self._bytes_total += counted[5]
+            self._stats.add(*counted)
+
+    def park(
+        self,
+        answer: Answer[T],
+        *,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        matches: Matches | None,
+        wait_ms: int,
+        connection: Connection,
+        rerun: Callable[[], T],
+    ) -> bool:
+        """Hold a pull of the fast lane that found nothing yet; false, with nothing done, when it
+        cannot be held."""
+        parked = self._waiters.hold_for(
+            answer,
+            topic=topic,
+            queue_id=queue_id,
+            offset=offset,
+            matches=matches,
+            timeout_ms=self._hold_ms(wait_ms),
+            connection=connection,
+            rerun=rerun,
+        )
+        self.missed_total += parked
+        return parked
+
+    def again(self, ask: PullRequest) -> PullReply:
+        """What a pull that was parked is answered."""
+        group, wanted = self._checked(ask)
+        return self._read(ask, group, wanted, ask.queue_offset)
+
+    def _hold_ms(self, wait_ms: int) -> int:
         if self._options.long_polling_enable:
-            return ask.suspend_timeout_millis
+            return wait_ms
         return self._options.short_polling_time_mills
 
     def _skip(self, parked: _Parked, offset: int) -> int | None:
@@ -219,9 +323,9 @@ class Consume:
 
     def _count_found(self, ask: PullRequest, batch: Batch, began: float) -> None:
         size = len(batch.data)
-        self.found_total += 1
-        self.messages_total += batch.count
-        self.bytes_total += size
+        self._found_total += 1
+        self._messages_total += batch.count
+        self._bytes_total += size
         self._stats.got(
             *(ask.consumer_group, ask.topic, ask.queue_id, batch.count, size),
             took_ms=(asyncio.get_running_loop().time() - began) * 1000,

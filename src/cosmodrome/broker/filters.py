@@ -75,6 +75,7 @@ class Filters:
     ) -> None:
         self._options = options
         self._clients = clients
+        self.online = clients.group
         self._expressions = expressions
 
     def of(self, ask: PullRequest, config: SubscriptionGroupConfig) -> Wanted:

@@ -22,6 +22,7 @@ import functools
 from collections.abc import Callable
 
 from cosmodrome.broker.consume import Consume
+from cosmodrome.broker.groups import Groups
 from cosmodrome.broker.lane_replies import HOLES, templates
 from cosmodrome.broker.offsets import Offsets
 from cosmodrome.broker.produce import BATCH_GROWTH_MAX, MULTI_TAG, Produce, packed_host
@@ -48,6 +49,7 @@ class Lane:
         options: BrokerOptions,
         store: Store,
         topics: Topics,
+        groups: Groups,
         produce: Produce,
         consume: Consume,
         offsets: Offsets,
@@ -69,12 +71,16 @@ class Lane:
             min(segment_bytes - BLANK_BYTES, BATCH_GROWTH_MAX * body_bytes_max),
         )
         self._sends: dict[PutStatus, tuple[SendShape, core.Template, core.Template]] = {}
-        self._pulls = PullLane(consume, offsets, router)
+        self._pulls = PullLane(options, store, topics, groups, consume, offsets, router)
         self._stuck = False  # the store did not take all of the last sends
         topics.changed.subscribe(lambda _: self._intake.known.clear())
 
     def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
         """Serve whole frames from `at` on; where the first one begins that is left over."""
+        if self._pulls.sniff(view, at):
+            at = self._pulls.feed(connection, view, at)
+            if self._pulls.sniff(view, at):
+                return at
         while not connection.writing_paused:
             at, what = self._take_sends(connection, view, at)
             if what != core.PULL and what != core.COMMIT:

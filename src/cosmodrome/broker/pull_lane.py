@@ -1,46 +1,210 @@
-"""The fast lane's half for consumers: pulls that find something, and commits of offsets.
+"""The fast lane's half for consumers: pulls that find something or wait, and commits of offsets.
 
-A pull is taken when `Consume` has messages for it at once, a commit when `Offsets` takes it;
-everything else is left, untouched and in order, to the slow lane.
+There are three ways, each of which may leave a frame to the next one, untouched and in order:
+
+- compiled code (`speed.pulls`) serves pulls by a plan, made of what `Consume.verdict` said about
+  the first such pull, for as long as all that verdict was made of is still in place;
+- `Consume.at_once` serves what has no plan yet, and what lies awkwardly in the store;
+- the slow lane.
+
+A pull that finds nothing yet is parked with its plan, and answered by it when it is woken.
 """
 
 from __future__ import annotations
 
-from cosmodrome.broker.consume import Consume
+import asyncio
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from cosmodrome.broker.consume import MASTER_ID, PULL_COMMIT, Consume
+from cosmodrome.broker.groups import Groups
 from cosmodrome.broker.lane_replies import HOLES, templates
 from cosmodrome.broker.offsets import Offsets
+from cosmodrome.broker.topics import Topics
+from cosmodrome.env.options import BrokerOptions
 from cosmodrome.errors import Refused
 from cosmodrome.layout import SERIALIZE_BINARY
 from cosmodrome.speed import lanes as core
+from cosmodrome.store.store import Store
 from cosmodrome.transport.connection import SocketConnection
 from cosmodrome.transport.router import Router
+from cosmodrome.wire.bodies import PERM_READ
 from cosmodrome.wire.commands.consume import PullMessage, PullReply
 from cosmodrome.wire.commands.offset import UpdateConsumerOffset
+from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.table import Reply
+
+if TYPE_CHECKING:
+    from cosmodrome.speed import pulls
 
 PULL = PullMessage.request_code
 COMMIT = UpdateConsumerOffset.request_code
 
 
-class PullLane:
-    """Serves what is plain; see the module."""
+def _never(view: memoryview, at: int) -> bool:
+    return False
 
-    def __init__(self, consume: Consume, offsets: Offsets, router: Router) -> None:
+
+class PullLane:
+    """Serves what is plain; see the module. `sniff` guesses whether a frame is for it."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        store: Store,
+        topics: Topics,
+        groups: Groups,
+        consume: Consume,
+        offsets: Offsets,
+        router: Router,
+    ) -> None:
+        self._options = options
         self._consume = consume
         self._offsets = offsets
         self._router = router
-        self._pulls = templates(_found(*HOLES), HOLES)
-        self._commits = templates(Reply(), ())
+        self._found = templates(_found(*HOLES), HOLES)
+        self._done = templates(Reply(), ())
+        self._pulls: pulls.Pulls | None = None
+        self._learned = False
+        self.sniff: Callable[[memoryview, int], bool] = _never
+        fast = _compiled()
+        if fast is not None and fast.takes(self._found[0]):
+            self._fast = fast
+            self._pulls = fast.Pulls(
+                *(groups.table, topics.table, consume.online, store.source, offsets.commit),
+                *(self._found, self._done, options.broker_id == MASTER_ID),
+            )
+            self.sniff = fast.sniff
+            consume.counts_from(self._pulls.settle)
 
     def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
         """Serve pulls and commits from `at` on; where the first frame begins that is neither
         or is left to the slow lane."""
+        if self._pulls is not None and self._options.broker_permission & PERM_READ:
+            return self._feed_fast(self._pulls, connection, view, at)
         while not connection.writing_paused:
             end = self._pull(connection, view, at) or self._commit(connection, view, at)
             if not end:
                 break
             at = end
         return at
+
+    # --- by plan -----------------------------------------------------------------------------
+
+    def _feed_fast(
+        self, pulls: pulls.Pulls, connection: SocketConnection, view: memoryview, at: int
+    ) -> int:
+        fast, now = self._fast, asyncio.get_running_loop().time
+        while not connection.writing_paused:
+            out: list[bytes] = []
+            began = now()
+            at, why = pulls.feed(view, at, self._options.slave_read_enable, out)
+            if pulls.pulls:
+                took_s = now() - began
+                if took_s > 0:
+                    pulls.took(took_s * 1000)
+                self._router.count(PULL, pulls.pulls)
+            if pulls.commits:
+                self._router.count(COMMIT, pulls.commits)
+            if pulls.saw_binary:
+                connection.heard_binary()
+            if out:
+                connection.put(*out)
+            if why == fast.PULL:
+                self._learned = False
+                end = self._pull(connection, view, at)
+                if not end and self._learned:
+                    continue  # it finds nothing yet: by its plan it can be held
+            elif why == fast.HOLD:
+                end = self._hold(pulls, connection)
+            elif why == fast.COMMIT:
+                end = self._commit(connection, view, at)
+            elif why == fast.FULL:
+                continue
+            else:
+                break
+            if not end:
+                break
+            at = end
+        return at
+
+    def _learn(self, pulls: pulls.Pulls, ask: PullMessage) -> None:
+        """Make the plan of a pull that went another way for want of one."""
+        verdict = self._consume.verdict(ask)
+        if verdict is None:
+            return
+        self._learned = True
+        group, online = verdict.group, verdict.online
+        plan = self._fast.PullPlan(
+            *(ask.consumer_group, ask.topic, ask.queue_id, ask.sys_flag, ask.sub_version),
+            *(ask.subscription, ask.expression_type, group, verdict.topic, online),
+            *(verdict.subscription, None if online is None else online.message_model),
+            *(verdict.codes, group.broker_id, group.which_broker_when_consume_slowly),
+        )
+        pulls.learn(plan)
+
+    def _hold(self, pulls: pulls.Pulls, connection: SocketConnection) -> int:
+        """Where the pull ends that finds nothing yet, 0 when it is left to the slow lane."""
+        held = pulls.held
+        if held is None or not connection.room:
+            return 0
+        plan = held.plan
+        try:
+            if held.flags & PULL_COMMIT and self._options.broker_id == MASTER_ID:
+                self._offsets.commit(plan.group, plan.topic, plan.queue_id, held.commit)
+        except Refused:
+            return 0
+        parked = _Parked(self, pulls, self._router, connection, held)
+        if not self._consume.park(
+            parked,
+            topic=plan.topic,
+            queue_id=plan.queue_id,
+            offset=held.offset,
+            matches=plan.codes,
+            wait_ms=held.wait_ms,
+            connection=connection,
+            rerun=parked.rerun,
+        ):
+            return 0
+        connection.accept(1)
+        self._router.count(PULL)
+        if held.serialize == SERIALIZE_BINARY:
+            connection.heard_binary()
+        return held.end
+
+    def answer(self, pulls: pulls.Pulls, held: pulls.Held) -> bytes | PullReply:
+        """What a pull that was held is answered, now that it is woken."""
+        if self._options.broker_permission & PERM_READ:
+            now = asyncio.get_running_loop().time
+            began = now()
+            try:
+                reply = pulls.serve(held, self._options.slave_read_enable)
+            except Exception:
+                reply = None  # it will fail below too
+            if reply is not None:
+                pulls.count_held(held)
+                pulls.took((now() - began) * 1000)
+                return reply
+        plan = held.plan
+        return self._consume.again(
+            PullMessage(
+                consumer_group=plan.group,
+                topic=plan.topic,
+                queue_id=plan.queue_id,
+                queue_offset=held.offset,
+                max_msg_nums=held.count,
+                sys_flag=held.flags,
+                commit_offset=held.commit,
+                suspend_timeout_millis=held.wait_ms,
+                subscription=plan.text,
+                sub_version=plan.version,
+                expression_type=plan.kind,
+            )
+        )
+
+    # --- one by one --------------------------------------------------------------------------
 
     def _pull(self, connection: SocketConnection, view: memoryview, at: int) -> int:
         """Where the pull ends, 0 when it is left to the slow lane."""
@@ -69,13 +233,15 @@ class PullLane:
             found = self._consume.at_once(ask)
         except Exception:
             return 0  # it will fail there too, where it is logged and answered
+        if self._pulls is not None and self._pulls.wants_plan:
+            self._learn(self._pulls, ask)
         if found is None:
             return 0
         broker_id, batch = found
         if serialize == SERIALIZE_BINARY:
             connection.heard_binary()
         self._router.count(PULL)
-        head = self._pulls[serialize].head(
+        head = self._found[serialize].head(
             *(opaque, len(batch.data), broker_id),
             *(batch.next_offset, batch.min_offset, batch.max_offset),
         )
@@ -96,8 +262,57 @@ class PullLane:
             connection.heard_binary()
         self._router.count(COMMIT)
         if not oneway:
-            connection.put(self._commits[serialize].head(opaque, 0))
+            connection.put(self._done[serialize].head(opaque, 0))
         return end
+
+
+class _Parked:
+    """The answer that a held pull waits for; see `waiters.Answer`."""
+
+    __slots__ = ("_connection", "_done", "_held", "_lane", "_pulls", "_router")
+
+    def __init__(
+        self,
+        lane: PullLane,
+        pulls: pulls.Pulls,
+        router: Router,
+        connection: SocketConnection,
+        held: pulls.Held,
+    ) -> None:
+        self._lane = lane
+        self._pulls = pulls
+        self._router = router
+        self._connection = connection
+        self._held = held
+        self._done = False
+
+    def rerun(self) -> bytes | PullReply:
+        return self._lane.answer(self._pulls, self._held)
+
+    def done(self) -> bool:
+        return self._done
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    def set_result(self, reply: bytes | PullReply, /) -> None:
+        self._done = True
+        if isinstance(reply, bytes):
+            self._connection.answer_many(1, reply)
+        else:
+            self._router.finish(self._frame, self._connection, reply)
+
+    def set_exception(self, error: Exception, /) -> None:
+        self._done = True
+        self._router.fail(self._frame, self._connection, error)
+
+    def cancel(self) -> None:
+        self._done = True
+        self._connection.answer(None)
+
+    @property
+    def _frame(self) -> Frame:
+        return Frame(PULL, self._held.opaque, serialize=self._held.serialize)
 
 
 def _found(broker_id: int, next_offset: int, least: int, most: int) -> PullReply:
@@ -108,3 +323,11 @@ def _found(broker_id: int, next_offset: int, least: int, most: int) -> PullReply
         min_offset=least,
         max_offset=most,
     )
+
+
+def _compiled() -> ModuleType | None:
+    """The compiled part, where it is built."""
+    try:
+        return import_module("cosmodrome.speed.pulls")
+    except ImportError:
+        return None

@@ -10,11 +10,15 @@ for the last hour and per hour for the last day.
 A span ends at the last boundary, so figures are up to ten seconds old. Items are bounded in
 number: what a new one would count beyond that shows only in the broker's totals. An item that
 was idle for a day has nothing left to tell and is dropped.
+
+The fast lane counts by itself and tells now and then: `settle` asks it to, before anything is told
+here and before a tick ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 from cosmodrome.wire.names import SCHEDULE_TOPIC
@@ -100,11 +104,12 @@ class Stats:
     """Counts for the services; `puts` and `gets` are the whole broker's."""
 
     def __init__(self, *, detailed: bool = True) -> None:
-        self.detailed = detailed  # whether queues are counted one by one
         self.tick = 0
         self.puts = Item(0)
-        self.gets = Item(0)
-        self.longest_get_ms = 0.0
+        self._detailed = detailed
+        self._gets = Item(0)
+        self._longest_get_ms = 0.0
+        self._elsewhere: Callable[[], None] = lambda: None
         self._topics: dict[str, Item] = {}
         self._groups: dict[tuple[str, str], Item] = {}  # (topic, group)
         self._queue_count = 0
@@ -121,6 +126,23 @@ class Stats:
 
     # --- counting ----------------------------------------------------------------------------
 
+    @property
+    def detailed(self) -> bool:
+        """Whether queues are counted one by one."""
+        return self._detailed
+
+    @detailed.setter
+    def detailed(self, detailed: bool) -> None:
+        self.settle()
+        self._detailed = detailed
+
+    def counts_from(self, elsewhere: Callable[[], None]) -> None:
+        """`elsewhere` calls `add` with what it has counted since it was last asked to."""
+        self._elsewhere = elsewhere
+
+    def settle(self) -> None:
+        self._elsewhere()
+
     def put(self, topic: str, queue_id: int, count: int, size: int, *, calls: int = 1) -> None:
         """`count` messages of `size` bytes together were stored by so many requests."""
         tick = self.tick
@@ -136,7 +158,7 @@ class Stats:
             one.size += size
             one.calls += calls
         # Compat: queues are counted only where they are delay levels.
-        if topic == SCHEDULE_TOPIC and self.detailed and topic in self._topics:
+        if topic == SCHEDULE_TOPIC and self._detailed and topic in self._topics:
             queue = self._queue(item, queue_id)
             if queue is not None:
                 queue.messages += count
@@ -154,29 +176,45 @@ class Stats:
         next_offset: int,
     ) -> None:
         """A pull of `group` took `count` messages of `size` bytes together from a queue."""
+        self.settle()  # what was counted before comes before
+        self.add(group, topic, queue_id, 1, count, size, took_ms, took_ms, next_offset)
+
+    def add(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        calls: int,
+        count: int,
+        size: int,
+        took_ms: float,
+        longest_ms: float,
+        next_offset: int,
+    ) -> None:
+        """So many pulls of `group` took messages from a queue, all within this tick."""
         tick = self.tick
         item = self._groups.get((topic, group))
         counted = item is not None
         if item is None:
             item = self._group(topic, group)
             counted = (topic, group) in self._groups
-        for one in (item, self.gets):
+        for one in (item, self._gets):
             if one.tick != tick:
                 one.roll(tick)
             one.messages += count
             one.size += size
-            one.calls += 1
+            one.calls += calls
             one.ms += took_ms
-        if took_ms > self.longest_get_ms:
-            self.longest_get_ms = took_ms
-        if self.detailed and counted:
+        if longest_ms > self._longest_get_ms:
+            self._longest_get_ms = longest_ms
+        if self._detailed and counted:
             queue = item.queues.get(queue_id)
             if queue is None or queue.tick != tick:
                 queue = self._queue(item, queue_id)
             if queue is not None:
                 queue.messages += count
                 queue.size += size
-                queue.calls += 1
+                queue.calls += calls
                 queue.ms += took_ms
                 queue.next_offset = next_offset
 
@@ -188,24 +226,37 @@ class Stats:
         item.returned += 1
 
     def forget_topic(self, topic: str) -> None:
+        self.settle()
         item = self._topics.pop(topic, None)
         self._queue_count -= 0 if item is None else len(item.queues)
         self._forget([key for key in self._groups if key[0] == topic])
 
     def forget_group(self, group: str) -> None:
+        self.settle()
         self._forget([key for key in self._groups if key[1] == group])
 
     # --- telling -----------------------------------------------------------------------------
+
+    @property
+    def gets(self) -> Item:
+        self.settle()
+        return self._gets
+
+    @property
+    def longest_get_ms(self) -> float:
+        self.settle()
+        return self._longest_get_ms
 
     def of_topic(self, topic: str) -> Item | None:
         return self._topics.get(topic)
 
     def of_group(self, topic: str, group: str) -> Item | None:
+        self.settle()
         return self._groups.get((topic, group))
 
     def get_rate(self, group: str, topic: str) -> float:
         """Messages per second that a group took of a topic during the last minute."""
-        item = self._groups.get((topic, group))
+        item = self.of_group(topic, group)
         if item is None:
             return 0.0
         counted, seconds = item.over(self.tick, MINUTE)
@@ -213,6 +264,7 @@ class Stats:
 
     def advance(self) -> None:
         """Begin the next tick."""
+        self.settle()
         self.tick += 1
         if self.tick % DAY[0] == 0:
             self._drop_idle()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from cosmodrome.broker.filters import Matches
 from cosmodrome.env.signal import Signal
@@ -26,6 +26,8 @@ from cosmodrome.store.store import Arrival
 from cosmodrome.wire.table import Connection
 
 R = TypeVar("R")
+Outcome = TypeVar("Outcome", contravariant=True)
+T = TypeVar("T")
 
 # Longest time a client may ask to be held. Java clients ask for 15 s to 20 s; anything far
 # beyond only keeps a forgotten pull alive.
@@ -38,7 +40,17 @@ QueueKey = tuple[str, int]
 Skip = Callable[[int], int | None]
 
 
-class _Waiter(Generic[R]):
+class Answer(Protocol[Outcome]):
+    """Takes what becomes of a parked pull, as a future does; once."""
+
+    def done(self) -> bool: ...
+    def get_loop(self) -> asyncio.AbstractEventLoop: ...
+    def set_result(self, result: Outcome, /) -> None: ...
+    def set_exception(self, exception: Exception, /) -> None: ...
+    def cancel(self) -> object: ...
+
+
+class _Waiter:
     __slots__ = (
         *("answer", "connection", "end", "key", "looking", "matches", "offset", "rerun"),
         *("skip", "timer"),
@@ -50,9 +62,9 @@ class _Waiter(Generic[R]):
         offset: int,
         matches: Matches | None,
         connection: Connection,
-        rerun: Callable[[], R],
+        rerun: Callable[[], Any],
         skip: Skip | None,
-        answer: asyncio.Future[R],
+        answer: Answer[Any],
     ) -> None:
         self.key = key
         self.offset = offset
@@ -79,8 +91,8 @@ class Waiters(Generic[R]):
         self._held = 0
         self._stopped = False
         # Dicts serve as ordered sets: the longest waiting pull of a queue is woken first.
-        self._by_queue: dict[QueueKey, dict[_Waiter[R], None]] = {}
-        self._by_connection: dict[Connection, dict[_Waiter[R], None]] = {}
+        self._by_queue: dict[QueueKey, dict[_Waiter, None]] = {}
+        self._by_connection: dict[Connection, dict[_Waiter, None]] = {}
         arrivals.subscribe(self._arrived)
 
     @property
@@ -100,16 +112,52 @@ class Waiters(Generic[R]):
         skip: Skip | None = None,
     ) -> asyncio.Future[R] | None:
         """Park a pull at `offset`; None when there is no room or the wait would be empty."""
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        waiter = self._park(
+            *(topic, queue_id, offset, matches, timeout_ms, connection, rerun, skip, future)
+        )
+        if waiter is None:
+            return None
+        future.add_done_callback(lambda _: self._forget(waiter))
+        return future
+
+    def hold_for(
+        self,
+        answer: Answer[T],
+        *,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        matches: Matches | None,
+        timeout_ms: int,
+        connection: Connection,
+        rerun: Callable[[], T],
+    ) -> bool:
+        """Like `hold`, but `answer` is told, in the very turn; false when nothing was parked."""
+        waiter = self._park(
+            *(topic, queue_id, offset, matches, timeout_ms, connection, rerun, None, answer)
+        )
+        return waiter is not None
+
+    def _park(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        matches: Matches | None,
+        timeout_ms: int,
+        connection: Connection,
+        rerun: Callable[[], Any],
+        skip: Skip | None,
+        answer: Answer[Any],
+    ) -> _Waiter | None:
         if timeout_ms <= 0 or self._held >= self._held_max or self._stopped or connection.closed:
             return None
-        loop = asyncio.get_running_loop()
-        key = (topic, queue_id)
-        waiter = _Waiter(key, offset, matches, connection, rerun, skip, loop.create_future())
+        waiter = _Waiter((topic, queue_id), offset, matches, connection, rerun, skip, answer)
         self._remember(waiter)
         delay_s = min(timeout_ms, HOLD_MS_MAX) / 1000
-        waiter.timer = loop.call_later(delay_s, self._wake, waiter)
-        waiter.answer.add_done_callback(lambda _: self._forget(waiter))
-        return waiter.answer
+        waiter.timer = answer.get_loop().call_later(delay_s, self._wake, waiter)
+        return waiter
 
     async def stop(self) -> None:
         """Refuse everyone; nothing is parked from now on.
@@ -140,12 +188,12 @@ class Waiters(Generic[R]):
             self._forget(waiter)
             waiter.answer.get_loop().call_soon(self._wake, waiter)
 
-    def _look_soon(self, waiter: _Waiter[R]) -> None:
+    def _look_soon(self, waiter: _Waiter) -> None:
         if not waiter.looking:
             waiter.looking = True
             waiter.answer.get_loop().call_soon(self._look, waiter)
 
-    def _look(self, waiter: _Waiter[R]) -> None:
+    def _look(self, waiter: _Waiter) -> None:
         """One step over what arrived; a long way is gone in several turns of the loop."""
         waiter.looking = False
         if waiter.answer.done() or waiter.skip is None:
@@ -161,7 +209,7 @@ class Waiters(Generic[R]):
         if waiter.offset < waiter.end:
             self._look_soon(waiter)
 
-    def _wake(self, waiter: _Waiter[R]) -> None:
+    def _wake(self, waiter: _Waiter) -> None:
         self._forget(waiter)
         if waiter.answer.done():
             return
@@ -175,7 +223,7 @@ class Waiters(Generic[R]):
         else:
             waiter.answer.set_result(outcome)
 
-    def _refuse(self, waiter: _Waiter[R]) -> None:
+    def _refuse(self, waiter: _Waiter) -> None:
         self._forget(waiter)
         if not waiter.answer.done():
             waiter.answer.set_exception(
@@ -185,7 +233,7 @@ class Waiters(Generic[R]):
                 )
             )
 
-    def _drop(self, waiter: _Waiter[R]) -> None:
+    def _drop(self, waiter: _Waiter) -> None:
         self._forget(waiter)
         waiter.answer.cancel()
 
@@ -195,7 +243,7 @@ class Waiters(Generic[R]):
 
     # --- the tables --------------------------------------------------------------------------
 
-    def _remember(self, waiter: _Waiter[R]) -> None:
+    def _remember(self, waiter: _Waiter) -> None:
         self._by_queue.setdefault(waiter.key, {})[waiter] = None
         mine = self._by_connection.get(waiter.connection)
         if mine is None:
@@ -206,7 +254,7 @@ class Waiters(Generic[R]):
         mine[waiter] = None
         self._held += 1
 
-    def _forget(self, waiter: _Waiter[R]) -> None:
+    def _forget(self, waiter: _Waiter) -> None:
         parked = self._by_queue.get(waiter.key)
         if parked is None or waiter not in parked:
             return

@@ -117,14 +117,18 @@ class Queue:
             return bytes(self.tail[at : at + wanted])
         base = position - position % self.file_bytes
         stop = min(base + self.file_bytes, self.tail_at, position + wanted)
-        if self.last_path[0] != base:
-            self.last_path = (base, segment_path(self.directory, base))
         try:
-            view = self.files.view(self.last_path[1])
+            view = self.file_view(base)
         except OSError as error:
             _log.error("queue_file_unreadable directory=%s base=%d %s", self.directory, base, error)
             return b""
         return bytes(view[position - base : stop - base])
+
+    def file_view(self, base: int) -> memoryview:
+        """The file that begins at this position; OSError when it cannot be read."""
+        if self.last_path[0] != base:
+            self.last_path = (base, segment_path(self.directory, base))
+        return self.files.view(self.last_path[1])
 
     def find_min(self, log_min_offset: int) -> None:
         """Set the first entry that is no filler and whose record the log still has."""
@@ -195,6 +199,11 @@ class Queues:
 
     def __len__(self) -> int:
         return len(self._queues)
+
+    @property
+    def table(self) -> Mapping[tuple[str, int], Queue]:
+        """The live table; it stays the same object."""
+        return self._queues
 
     def get(self, topic: str, queue_id: int) -> Queue | None:
         return self._queues.get((topic, queue_id))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cosmodrome import speed
 from cosmodrome.env.options import StoreOptions
@@ -32,6 +32,7 @@ from cosmodrome.store.queue import Queue, Queues
 from cosmodrome.store.values import Batch, Found, ReadStatus
 
 SCAN_BYTES_MIN = 16_000  # of queue entries, however few messages are wanted
+SCAN_COUNT_MIN = SCAN_BYTES_MIN // QUEUE_ENTRY_BYTES
 FIND_ROUNDS = 3
 LIGHT_PREFIX = "%LMQ%"
 
@@ -59,6 +60,31 @@ class Reader:
         self._flush = flush
         self._queues = queues
         self._index = index
+        self.segment_bytes = log.segment_bytes
+        self.scan_count_min = SCAN_COUNT_MIN
+
+    # --- for the fast lane, which reads by itself what `_read_plainly` and `_scan` would ------
+
+    @property
+    def queues(self) -> Mapping[tuple[str, int], Queue]:
+        return self._queues.table
+
+    def terms(self) -> tuple[int, int, int, int, int, int, int]:
+        """First and end of what may be read; then `_limits` for however many are wanted."""
+        options, end = self._options, self._flush.durable_end
+        return (
+            *(self._log.min_offset, end),
+            options.max_transfer_count_on_message_in_memory,
+            options.max_transfer_bytes_on_message_in_memory,
+            options.max_transfer_count_on_message_in_disk,
+            options.max_transfer_bytes_on_message_in_disk,
+            end - self._warm_bytes,
+        )
+
+    def log_view(self, base: int) -> memoryview:
+        return self._log.view(base)
+
+    # --- for everybody -----------------------------------------------------------------------
 
     def read(
         self,
@@ -314,7 +340,7 @@ class Reader:
 
 def _scan_count(max_count: int) -> int:
     """How many entries one read looks at."""
-    return max(SCAN_BYTES_MIN // QUEUE_ENTRY_BYTES, max_count)
+    return max(SCAN_COUNT_MIN, max_count)
 
 
 class _Taking:

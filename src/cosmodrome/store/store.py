@@ -291,6 +291,11 @@ class Store:
         """
         return self._reader.read(topic, queue_id, offset, max_count, matches, matches_record)
 
+    @property
+    def source(self) -> Reader:
+        """For the fast lane, which reads plain data by itself."""
+        return self._reader
+
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         """First offset, and the one the next visible message gets; (0, 0) when unknown."""
         queue = self._queues.get(topic, queue_id)

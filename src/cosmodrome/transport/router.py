@@ -144,6 +144,10 @@ class Router:
         """Answer a request that was counted and served elsewhere."""
         self._finish(self._handlers[frame.code][0], frame, requester, reply)
 
+    def fail(self, frame: Frame, requester: Requester, error: Exception) -> None:
+        """Answer a request that was counted elsewhere and failed there."""
+        self._failed(self._handlers[frame.code][0], frame, requester, error)
+
     async def stop(self, *, grace_s: float = 0.0) -> None:
         """Let running handlers finish within the grace, cancel the rest, wait for all."""
         if self._tasks and grace_s > 0:

@@ -1,0 +1,93 @@
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+NOTHING: int
+PULL: int
+COMMIT: int
+OTHER: int
+FULL: int
+HOLD: int
+
+# Group, topic, queue, pulls, messages, bytes, ms, ms of the longest, next offset
+Counted = tuple[str, str, int, int, int, int, float, float, int]
+
+class Source(Protocol):
+    """The store, as far as reading goes."""
+
+    @property
+    def queues(self) -> Mapping[tuple[str, int], Any]: ...
+    @property
+    def segment_bytes(self) -> int: ...
+    @property
+    def scan_count_min(self) -> int: ...
+    def terms(self) -> tuple[int, int, int, int, int, int, int]: ...
+    def log_view(self, base: int) -> memoryview: ...
+
+def takes(template: object) -> bool: ...
+def sniff(view: memoryview, at: int) -> bool: ...
+
+class PullPlan:
+    group: str
+    topic: str
+    queue_id: int
+    text: str | None
+    kind: str | None
+    version: int
+    flags: int
+    codes: Any
+    def __init__(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        flags: int,
+        version: int,
+        text: str | None,
+        kind: str | None,
+        group_row: object,
+        topic_row: object,
+        online: object,
+        subscription: object,
+        model: str | None,
+        codes: frozenset[int] | None,
+        near_id: int,
+        far_id: int,
+    ) -> None: ...
+
+class Held:
+    plan: PullPlan
+    end: int
+    serialize: int
+    opaque: int
+    flags: int
+    count: int
+    offset: int
+    commit: int
+    wait_ms: int
+
+class Pulls:
+    pulls: int
+    commits: int
+    saw_binary: bool
+    held: Held | None
+    def __init__(
+        self,
+        groups: Mapping[str, Any],
+        topics: Mapping[str, Any],
+        online: Callable[[str], Any],
+        source: Source,
+        commit: Callable[[str, str, int, int], None],
+        found: tuple[object, object],
+        done: tuple[object, object],
+        master: bool,
+    ) -> None: ...
+    @property
+    def wants_plan(self) -> bool: ...
+    def feed(
+        self, view: memoryview, at: int, slave_read: bool, out: list[bytes]
+    ) -> tuple[int, int]: ...
+    def serve(self, held: Held, slave_read: bool) -> bytes | None: ...
+    def count_held(self, held: Held) -> None: ...
+    def learn(self, plan: PullPlan) -> None: ...
+    def took(self, ms: float) -> None: ...
+    def settle(self) -> list[Counted]: ...
