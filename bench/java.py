@@ -16,6 +16,7 @@ import contextlib
 import datetime
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,12 +45,12 @@ def chosen(text: str) -> list[str]:
 def options_of(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="This broker and the Java broker, side by side.",
-        epilog="A full run with the defaults takes about 18 minutes.",
+        epilog="A full run with the defaults takes about 19 minutes.",
     )
     parser.add_argument("--rows", type=chosen, default=list(GROUPS), help=",".join(GROUPS))
     parser.add_argument("--repetitions", type=int, default=3, help="interleaved (3)")
     parser.add_argument("--seconds", type=float, default=3.0, help="measured per sample (3)")
-    parser.add_argument("--warm", type=float, default=25.0, help="seconds per path of Java (25)")
+    parser.add_argument("--warm", type=float, default=20.0, help="seconds per path of Java (20)")
     parser.add_argument("--record", action="store_true", help="write RESULTS.md and the trend")
     return parser.parse_args(words)
 
@@ -57,6 +58,7 @@ def options_of(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None, *, page: Path | None = RESULTS) -> None:
     """Without a `page`, --record only adds to the trend."""
     options = options_of(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # cleaning up
     rows: dict[str, list[verdict.Row]] = {}
     failed = []
     began = time.monotonic()

@@ -73,11 +73,9 @@ def _run(command: list[str], words: Mapping[str, object], dash: str, took_s: flo
     if done.returncode:
         raise RuntimeError(f"{' '.join(command + flags)} failed: {done.stderr[-2000:]}")
     sample = parse(done.stdout)
-    if sample.get("tps") == 0:
-        raise RuntimeError(
-            f"{' '.join(command + flags)} measured nothing:"
-            f" {sample.get('first_error') or done.stderr[-2000:]}"
-        )
+    if sample.get("tps") == 0 and not sample.get("errors"):
+        why = f"{' '.join(command + flags)} measured nothing: {done.stderr[-2000:]}"
+        return {**sample, "errors": 1, "first_error": sample.get("first_error") or why}
     return sample
 
 

@@ -29,8 +29,9 @@ END_S = 5.0  # for answers to come after the last request
 def make_ring(options: argparse.Namespace) -> tuple[memoryview, int]:
     """All frames, one after the other, and the length of one."""
     places = options.topics * options.queues
+    least = FRAMES_MIN // options.batch
     frames = []
-    for number in range(places * -(-FRAMES_MIN // places)):
+    for number in range(places * -(-least // places)):
         topic = f"{options.topic}{number % options.topics:04d}"
         of_topic = argparse.Namespace(**{**vars(options), "topic": topic})
         queue = number // options.topics % options.queues

@@ -13,7 +13,7 @@ from bench.java import main
 
 __all__ = ["CLIENT_CORE", "JAVA_HEAP", "RESULTS", "ROOT", "pin", "pinned"]
 
-SHORT = ("--rows", "sends,pulls", "--repetitions", "1", "--seconds", "2", "--warm", "10")
+SHORT = ("--rows", "sends,pulls", "--repetitions", "1", "--seconds", "1.5", "--warm", "6")
 
 if __name__ == "__main__":
     main([*SHORT, *sys.argv[1:]], page=None)
