@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
+import re
 import shlex
 import threading
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +20,7 @@ from operating_kit import cosmo, ghost, in_all_forms, rows, table
 from cosmodrome import blocking
 from cosmodrome.cli.main import COMMANDS
 from cosmodrome.cli.main import cosmo as program
+from cosmodrome.client.operate import causes
 from cosmodrome.client.values import Message
 
 _numbers = count(1)
@@ -334,36 +338,44 @@ def test_explain_a_healthy_group(node: blocking.Node, namesrv: str, group: str, 
     assert [json.loads(line)["severity"] for line in machine.out.splitlines()] == ["info"]
 
 
+def check_typed(text: str) -> None:
+    """The command exists and takes these flags."""
+    words = shlex.split(text)[1:]
+    if words[0] == "dlq" and "dlq" not in COMMANDS:
+        return
+    command: click.Command | None = program
+    context = click.Context(program, info_name="cosmo")
+    while isinstance(command, click.Group):
+        name = words.pop(0)
+        command = command.get_command(context, name)
+        assert command is not None, text
+        context = click.Context(command, info_name=name, parent=context)
+    assert command is not None
+    command.make_context(command.name, words)
+
+
 def test_commands_of_findings_can_be_typed_as_they_stand() -> None:
-    """Every command that a cause names exists and takes these flags."""
-    from pathlib import Path
+    folder = Path(causes.__file__).parent
+    found = [
+        text
+        for name in ("causes.py", "member_causes.py", "checkup.py")
+        for text in _commands((folder / name).read_text())
+    ]
+    assert len(found) >= 15
+    for text in found:
+        check_typed(text)
 
-    import cosmodrome.client.operate.causes as causes
-    import cosmodrome.client.operate.member_causes as member_causes
 
-    found = 0
-    for module in (causes, member_causes):
-        for text in _commands(Path(str(module.__file__)).read_text()):
-            words = shlex.split(text)[1:]
-            if words[0] == "dlq" and "dlq" not in COMMANDS:
-                continue
-            command: click.Command | None = program
-            context = click.Context(program, info_name="cosmo")
-            while isinstance(command, click.Group):
-                name = words.pop(0)
-                command = command.get_command(context, name)
-                assert command is not None, text
-                context = click.Context(command, info_name=name, parent=context)
-            assert command is not None
-            command.make_context(command.name, words)
-            found += 1
-    assert found >= 15
+def test_commands_of_the_guide_can_be_typed() -> None:
+    guide = Path(__file__).parents[3] / "docs" / "my-consumer-gets-nothing.md"
+    found = re.findall(r"`(cosmo \w+ [^`]+)`|^\$ (cosmo .+)$", guide.read_text(), re.MULTILINE)
+    assert len(found) >= 20
+    for one, other in found:
+        check_typed(re.sub(r"\bN\b", "6", one or other))
 
 
 def _commands(source: str) -> Iterator[str]:
     """The f-strings that begin with `cosmo `, with something in place of their fields."""
-    import ast
-
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr | ast.Constant):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -507,3 +508,13 @@ async def test_a_group_that_is_slower_than_its_producers(topic: Any) -> None:
         gate.set()
     finding = the(found, "FALLING_BEHIND")
     assert finding.evidence["lag_after"] > finding.evidence["lag_before"] >= 4
+
+
+def test_every_code_has_its_part_in_the_guide() -> None:
+    root = Path(__file__).parents[3]
+    folder = root / "src" / "cosmodrome" / "client" / "operate"
+    source = "".join((folder / name).read_text() for name in ("causes.py", "member_causes.py"))
+    known = set(re.findall(r'Finding\(\s*"([A-Z_]+)"', source))
+    assert len(known) >= 25
+    guide = (root / "docs" / "my-consumer-gets-nothing.md").read_text()
+    assert set(re.findall(r"^### ([A-Z_]+)$", guide, re.MULTILINE)) == known
