@@ -8,12 +8,12 @@ import re
 import click
 
 from cosmodrome.cli.arguments import GROUP
-from cosmodrome.cli.operating import NotFound, note, similar, watch_option, with_admin
+from cosmodrome.cli.operating import NotFound, PartlyDone, note, similar, watch_option, with_admin
 from cosmodrome.cli.output import FOR_PEOPLE, Column, Time, output_option, show, show_one
 from cosmodrome.client.operate.admin import Admin
 from cosmodrome.client.operate.fleet import PartlyFailed
 from cosmodrome.client.operate.flows import at_once
-from cosmodrome.errors import Code, CosmodromeError, Refused
+from cosmodrome.errors import Code, CosmodromeError, Refused, TimedOut, Unreachable
 from cosmodrome.wire.names import retry_topic
 
 CLIENTS = (
@@ -86,8 +86,16 @@ async def list_clients(
 ) -> None:
     """List clients that are connected to brokers, one row for each group that one belongs to."""
     found: list[_Client] = []
+    silent = ""
+    try:
+        known = await admin.groups.names()
+    except PartlyFailed as failure:
+        if not failure.results:
+            raise
+        silent = ", ".join(failure.failures)
+        known = await admin.groups.names(partial=True)
     if role != "producer":
-        groups = await admin.groups.names() if group is None else [group]
+        groups = known if group is None else [group]
         for members in await at_once(lambda name: _consumers(admin, name), groups):
             found += members
     if role != "consumer" and topic is None:
@@ -96,6 +104,8 @@ async def list_clients(
         found = [one for one in found if topic in one.topics]
     found.sort(key=lambda one: (one.role, one.group, one.client_id))
     show(output, CLIENTS, (one.row() for one in found))
+    if silent:
+        raise PartlyDone(f"clients of other brokers only: no answer from {silent}")
 
 
 @client.command()
@@ -163,11 +173,13 @@ def release(version: int) -> str:
 
 async def _consumers(admin: Admin, group: str) -> list[_Client]:
     try:
-        connections = await admin.groups.connections(group)
+        connections = await admin.groups.connections(group, partial=True)
     except Refused as refusal:
         if refusal.code not in (Code.CONSUMER_NOT_ONLINE, Code.SYSTEM_ERROR):
             raise
         return []
+    except (Unreachable, TimedOut):
+        return []  # the broker that was silent before
     members: dict[str, _Client] = {}
     for broker, connection in connections.items():
         for one in connection.connection_set:
@@ -186,7 +198,7 @@ async def _consumers(admin: Admin, group: str) -> list[_Client]:
 
 async def _producers(admin: Admin, group: str | None) -> list[_Client]:
     try:
-        table = await admin.groups.producers()
+        table = await admin.groups.producers(partial=True)
     except PartlyFailed as failure:
         if not all(_unsupported(error) for error in failure.failures.values()):
             raise

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
-from operating_kit import cosmo, in_all_forms, rows, table
+from operating_kit import cosmo, ghost, in_all_forms, rows, table
 
 from cosmodrome import blocking
 from cosmodrome.cli.clients import release
@@ -66,6 +67,13 @@ def test_the_table_of_clients(namesrv: str) -> None:
     assert head == ["CLIENT ID", "ROLE", "GROUP", "LANGUAGE", "VERSION", "ADDRESS", "TOPICS"]
     assert consumer[1:3] == ["consumer", "Readers"]
     assert consumer[6] == "Orders"
+
+
+def test_a_silent_broker_hides_only_its_own(namesrv: str) -> None:
+    with ghost(namesrv, topics=("%RETRY%Readers",)):
+        done = cosmo(namesrv, "client", "list", "-o", "jsonl")
+    assert done.code == 7 and "ghost" in done.err
+    assert {json.loads(line)["group"] for line in done.out.splitlines()} == {"Readers", "Senders"}
 
 
 def test_lists_are_narrowed(namesrv: str) -> None:

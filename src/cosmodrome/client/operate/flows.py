@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from cosmodrome.client.operate.admin import Admin
 from cosmodrome.client.routes import MASTER
+from cosmodrome.client.values import NoRoute
 from cosmodrome.errors import CosmodromeError, Refused, TimedOut, Unreachable
 
 CALLS_AT_ONCE = 32
@@ -55,7 +56,7 @@ async def attempt(work: Awaitable[T]) -> T | CosmodromeError:
 
 
 async def topic_flows(admin: Admin, topics: Sequence[str]) -> list[TopicFlow]:
-    """One answer per topic, in their order; NoRoute for a topic that no broker has."""
+    """One answer per topic, in their order; a topic that no broker has is left out."""
     silent: set[str] = set()
 
     async def counted(addresses: Sequence[str], name: str, key: str) -> Flow | None:
@@ -74,8 +75,11 @@ async def topic_flows(admin: Admin, topics: Sequence[str]) -> list[TopicFlow]:
             last_day += data.stats_day.sum
         return Flow(per_s, last_day)
 
-    async def of(topic: str) -> TopicFlow:
-        route = await admin.topics.route(topic)
+    async def of(topic: str) -> TopicFlow | None:
+        try:
+            route = await admin.topics.route(topic)
+        except NoRoute:
+            return None  # deleted since it was listed, for example
         addresses = [
             data.broker_addrs[MASTER] for data in route.broker_datas if MASTER in data.broker_addrs
         ]
@@ -92,4 +96,4 @@ async def topic_flows(admin: Admin, topics: Sequence[str]) -> list[TopicFlow]:
             },
         )
 
-    return await at_once(of, topics)
+    return [flow for flow in await at_once(of, topics) if flow is not None]

@@ -8,7 +8,7 @@ import msgspec
 
 from cosmodrome.client.operate.fleet import Fleet, PartlyFailed
 from cosmodrome.client.values import NoRoute
-from cosmodrome.errors import Code, CosmodromeError, Refused
+from cosmodrome.errors import Code, CosmodromeError, Refused, TimedOut, Unreachable
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import (
     Body,
@@ -100,9 +100,10 @@ class Groups:
             await self._fleet.each(targets, DeleteTopicInBroker(topic=topic))
             await self._fleet.name_servers(DeleteTopicInNamesrv(topic=topic, cluster_name=cluster))
 
-    async def names(self, *, cluster: str | None = None) -> list[str]:
-        """Names of all groups that brokers have settings for."""
-        tables = await self._tables(cluster)
+    async def names(self, *, cluster: str | None = None, partial: bool = False) -> list[str]:
+        """Names of all groups that brokers have settings for; with `partial` those of the brokers
+        that answer."""
+        tables = await self._tables(cluster, partial=partial)
         return sorted({self._fleet.plain(name) for table in tables.values() for name in table})
 
     async def describe(self, group: str) -> dict[str, SubscriptionGroupConfig]:
@@ -112,10 +113,11 @@ class Groups:
             name: table[full] for name, table in (await self._tables(None)).items() if full in table
         }
 
-    async def _tables(self, cluster: str | None) -> dict[str, dict[str, SubscriptionGroupConfig]]:
-        replies = await self._fleet.each(
-            await self._fleet.masters(cluster=cluster), GetAllSubscriptiongroupConfig()
-        )
+    async def _tables(
+        self, cluster: str | None, *, partial: bool = False
+    ) -> dict[str, dict[str, SubscriptionGroupConfig]]:
+        targets = await self._fleet.masters(cluster=cluster)
+        replies = await self._each(targets, GetAllSubscriptiongroupConfig(), partial=partial)
         return {
             name: bodies.decode(SubscriptionGroupWrapper, reply.body).subscription_group_table
             for name, reply in replies.items()
@@ -123,12 +125,15 @@ class Groups:
 
     # --- who is connected --------------------------------------------------------------------
 
-    async def connections(self, group: str) -> dict[str, ConsumerConnection]:
+    async def connections(
+        self, group: str, *, partial: bool = False
+    ) -> dict[str, ConsumerConnection]:
         """The members of a group and what they subscribe to, by broker. Refused when no broker
-        has a member."""
+        has a member. With `partial` brokers that do not answer are left out."""
         replies = await self._reachable(
             await self._brokers_of(group),
             GetConsumerConnectionList(consumer_group=self._fleet.full(group)),
+            partial=partial,
         )
         return {
             name: bodies.decode(ConsumerConnection, reply.body) for name, reply in replies.items()
@@ -154,11 +159,12 @@ class Groups:
             name: bodies.decode(ProducerConnection, reply.body) for name, reply in replies.items()
         }
 
-    async def producers(self, *, broker: str | None = None) -> dict[str, list[ProducerInfo]]:
-        """Every connected producer, by group."""
-        replies = await self._fleet.each(
-            await self._fleet.chosen(cluster=None, broker=broker), GetAllProducerInfo()
-        )
+    async def producers(
+        self, *, broker: str | None = None, partial: bool = False
+    ) -> dict[str, list[ProducerInfo]]:
+        """Every connected producer, by group; with `partial` of the brokers that answer."""
+        targets = await self._fleet.chosen(cluster=None, broker=broker)
+        replies = await self._each(targets, GetAllProducerInfo(), partial=partial)
         found: dict[str, list[ProducerInfo]] = {}
         for reply in replies.values():
             for group, producers in bodies.decode(ProducerTableInfo, reply.body).data.items():
@@ -202,12 +208,27 @@ class Groups:
         except NoRoute:
             return await self._fleet.masters()
 
-    async def _reachable(self, targets: dict[str, str], command: Command[R]) -> dict[str, R]:
+    async def _each(
+        self, targets: dict[str, str], command: Command[R], *, partial: bool
+    ) -> dict[str, R]:
+        """Answers of all, or with `partial` of some at least."""
+        try:
+            return await self._fleet.each(targets, command)
+        except PartlyFailed as failure:
+            if not partial or not failure.results:
+                raise
+            return failure.results
+
+    async def _reachable(
+        self, targets: dict[str, str], command: Command[R], *, partial: bool = False
+    ) -> dict[str, R]:
         """Answers of those that have a member; the refusal when none has."""
         try:
             return await self._fleet.each(targets, command)
         except PartlyFailed as failure:
             for error in failure.failures.values():
+                if partial and isinstance(error, Unreachable | TimedOut):
+                    continue
                 if not isinstance(error, Refused) or (
                     error.code not in (Code.CONSUMER_NOT_ONLINE, Code.SYSTEM_ERROR)
                 ):

@@ -81,7 +81,7 @@ async def overview(admin: Admin) -> Overview:
     groups: list[str] = []
     flows: list[TopicFlow] = []
     if any(line.runtime is not None for line in brokers):
-        known = await attempt(admin.groups.names())
+        known = await attempt(admin.groups.names(partial=True))
         groups = [] if isinstance(known, CosmodromeError) else [*filter(_ordinary, known)]
         found = await attempt(topic_flows(admin, topics[:TOPICS_MAX]))
         flows = [] if isinstance(found, CosmodromeError) else found
