@@ -92,6 +92,9 @@ def _text(found: Explanation, *, wide: bool) -> str:
     if wide or not found.problems:
         lines.append("Checked and in order:")
         lines += (f"  {words}" for words in found.checked)
+        if found.unchecked:
+            lines.append("Not checked: it does not apply, or nobody could be asked:")
+            lines += (f"  {words}" for words in found.unchecked)
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cosmodrome.client.operate.admin import Admin
-from cosmodrome.client.operate.explain import CAUSES, Explanation, explain
+from cosmodrome.client.operate.explain import CAUSES, Explanation, explain, judge
 from cosmodrome.client.operate.facts import Limits
 from cosmodrome.client.operate.finding import ERROR, INFO, WARNING, Finding
 from cosmodrome.client.options import ClientOptions
@@ -88,7 +88,8 @@ async def test_a_healthy_group_has_nothing_wrong_and_is_told_what_was_checked(to
         found = await explained(topic)
     assert found.problems == [], found.problems
     assert codes(found) == {"CAUGHT_UP"}
-    assert len(found.checked) == len(CAUSES) - 1
+    assert found.unchecked == ["no queue is locked by an outsider"]  # nobody consumes in order
+    assert len(found.checked) == len(CAUSES) - 2
     assert the(found, "CAUGHT_UP").severity == INFO
 
 
@@ -142,6 +143,22 @@ async def test_no_members(topic: Any) -> None:
     finding = the(await explained(topic), "NO_MEMBERS")
     assert finding.severity == ERROR
     assert finding.evidence == {"members": 0, "brokers_asked": 1, "lag": 3}
+
+
+async def test_what_nobody_could_be_asked_about_is_not_called_in_order(bare_node: Any) -> None:
+    """Whoever is connected to the broker that is silent, and whatever it knows, is not known."""
+    await bare_node.start_broker("broker-a")
+    await bare_node.start_broker("broker-b", broker_ip1="203.0.113.9")
+    async with Admin(bare_node.namesrv) as admin:
+        found = await explained(bare_node, broker_timeout_ms=400)
+        assert "GROUP_UNKNOWN" not in codes(found)  # the silent one may know it
+        assert {"the group exists", "members are connected", "handlers return"} <= set(
+            found.unchecked
+        )
+        await admin.groups.create("g", broker=f"127.0.0.1:{bare_node.broker.port}")
+    finding = the(await explained(bare_node, broker_timeout_ms=400), "NO_MEMBERS")
+    assert (finding.severity, finding.evidence["brokers_asked"]) == (WARNING, 1)
+    assert "broker(s) that answer" in finding.says
 
 
 async def test_the_consumers_are_in_another_namespace(topic: Any) -> None:
@@ -448,6 +465,12 @@ async def test_a_handler_that_does_not_return(topic: Any) -> None:
     finding = the(found, "HANDLER_STUCK")
     assert finding.evidence["cached_messages"] > 0
     assert any("the_handler_that_never_returns" in line for line in finding.evidence["stack"])
+
+    # The same in a queue that was idle for hours, with a message that came just now.
+    assert all(0 < since <= found.facts.now_ms for since in found.facts.held_since_ms.values())
+    for queue in found.facts.held_since_ms:
+        found.facts.held_since_ms[queue] = found.facts.now_ms
+    assert "HANDLER_STUCK" not in codes(judge(found.facts))
 
 
 async def test_handlers_that_fail(topic: Any) -> None:

@@ -62,8 +62,10 @@ def no_brokers(facts: GroupFacts) -> Iterator[Finding]:
 
 
 def unknown_group(facts: GroupFacts) -> Iterator[Finding]:
-    if facts.configs or facts.members or not any(b.reachable for b in facts.brokers.values()):
+    if facts.configs or facts.members or not facts.brokers:
         return
+    if not all(broker.reachable for broker in facts.brokers.values()):
+        return  # one that is silent may know it
     known = {name for name in facts.group_names if not name.startswith("CID_")}
     close = nearest(facts.group, known)
     hint = f"; did you mean {close[0]}?" if close else ""

@@ -217,7 +217,10 @@ def judge_group(found: GroupStanding, limits: Thresholds) -> Check:
     if found.lag is None or age_s is None or not found.queues:
         known = {"lag_at_least": float(found.lag_known)}
         reasons = sorted({row.why for row in found.queues if row.why})
-        why = "; ".join([*reasons, *found.silent.values()]) or "it has consumed nothing yet"
+        why = (
+            "; ".join([*reasons, *found.silent.values()])
+            or "nothing was ever consumed as this group"
+        )
         return Check("group", found.group, UNKNOWN, f"lag unknown: {why}", step, known)
     figures = {"lag": float(found.lag), "age_s": round(age_s, 1)}
     if found.members is not None:

@@ -97,6 +97,8 @@ class GroupFacts:
     apart_ms: int = 0  # between these two
     filters: list[FilterFacts] = dataclasses.field(default_factory=list)
     foreign_locks: set[MessageQueue] = dataclasses.field(default_factory=set)
+    # When the oldest message was stored that a member holds, where nothing moved between the looks.
+    held_since_ms: dict[MessageQueue, int] = dataclasses.field(default_factory=dict)
     refusals: list[PullRefusal] = dataclasses.field(default_factory=list)
     retries: RetryFacts = dataclasses.field(default_factory=RetryFacts)
     # Members of groups of the same name in other namespaces.
@@ -122,6 +124,22 @@ class GroupFacts:
             for member in self.members.values()
             if member.last is not None
         )
+
+    @property
+    def all_reported(self) -> bool:
+        """Whether every member was asked and has answered."""
+        return bool(self.members) and all(member.looks for member in self.members.values())
+
+    @property
+    def claimed_queues(self) -> set[MessageQueue]:
+        """Queues that some member says it has locked."""
+        return {
+            queue
+            for member in self.members.values()
+            if member.last is not None
+            for queue, info in member.last.mq_table.items()
+            if info.get("locked")
+        }
 
     @property
     def broadcasting(self) -> bool:
@@ -150,6 +168,10 @@ async def gather(
     if _reachable(facts):
         await _look_twice(fleet, facts)
         await probes.run(fleet, facts)
+        if facts.foreign_locks:
+            # A member may have taken one meanwhile; then it is no outsider's.
+            await _ask_members(fleet, facts)
+            facts.foreign_locks -= facts.claimed_queues
     return facts
 
 
@@ -197,6 +219,8 @@ def _reachable(facts: GroupFacts) -> list[BrokerFacts]:
 async def _ask_broker(fleet: Fleet, facts: GroupFacts, broker: BrokerFacts) -> None:
     """The group's settings and members at one broker."""
     reply = await attempt(fleet.call(broker.address, GetAllSubscriptiongroupConfig()))
+    if _silent(broker, reply):
+        return
     if not isinstance(reply, CosmodromeError):
         table = bodies.decode(SubscriptionGroupWrapper, reply.body).subscription_group_table
         facts.group_names.update(table)
@@ -208,16 +232,25 @@ async def _ask_broker(fleet: Fleet, facts: GroupFacts, broker: BrokerFacts) -> N
     listed = await attempt(
         fleet.call(broker.address, GetConsumerConnectionList(consumer_group=facts.group))
     )
-    if isinstance(listed, CosmodromeError):
-        return  # nobody is connected to this one
+    if _silent(broker, listed) or isinstance(listed, CosmodromeError):
+        return  # not known, or nobody is connected to this one
     connection = bodies.decode(ConsumerConnection, listed.body)
     facts.connections[broker.name] = connection
-    facts.disagreement = facts.disagreement or listed.remark or ""
+    if listed.remark and "subscribe differently" in listed.remark:
+        facts.disagreement = listed.remark
     for one in connection.connection_set:
         member = facts.members.setdefault(
             one.client_id, MemberFacts(one.client_id, one.client_addr, one.language)
         )
         member.brokers.add(broker.name)
+
+
+def _silent(broker: BrokerFacts, answer: object) -> bool:
+    """A broker that stops answering is noted: silence must not look like "none"."""
+    if isinstance(answer, CosmodromeError) and not isinstance(answer, Refused):
+        broker.reachable, broker.why = False, str(answer)
+        return True
+    return False
 
 
 def _namesakes(group: str, known: dict[str, SubscriptionGroupConfig]) -> list[str]:

@@ -5,11 +5,12 @@ Each function looks at the facts and yields what it finds; none of them asks any
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from cosmodrome.client.operate.facts import GroupFacts, MemberFacts
 from cosmodrome.client.operate.finding import ERROR, WARNING, Finding, listed
+from cosmodrome.client.operate.probes import number, stands_still
 from cosmodrome.wire.bodies import PERM_READ
 from cosmodrome.wire.names import RETRY_PREFIX
 
@@ -28,14 +29,17 @@ def no_members(facts: GroupFacts) -> Iterator[Finding]:
         return
     if not facts.configs:
         return  # nobody knows the group at all, which is said elsewhere
+    answering = [broker for broker in facts.brokers.values() if broker.reachable]
+    everybody = len(answering) == len(facts.brokers)
     yield Finding(
         "NO_MEMBERS",
-        ERROR,
-        f"No consumer of group {facts.group} is connected to any broker.",
+        ERROR if everybody else WARNING,
+        f"No consumer of group {facts.group} is connected to"
+        + (" any broker." if everybody else f" the {len(answering)} broker(s) that answer."),
         "Start the consumers; check that they use this group name and the name servers"
         f" {listed(facts.name_servers)}.",
         f"cosmo client list --group {facts.group}",
-        {"members": 0, "brokers_asked": len(facts.brokers), "lag": _lag(facts)},
+        {"members": 0, "brokers_asked": len(answering), "lag": _lag(facts)},
     )
 
 
@@ -111,9 +115,9 @@ def subscriptions_differ(facts: GroupFacts) -> Iterator[Finding]:
     if len(said) < 2 and not facts.disagreement:
         return
     evidence: dict[str, Any] = {"kinds": max(2, len(said))}
-    for number, (wants, names) in enumerate(sorted(said.items(), key=lambda item: item[1]), 1):
+    for place, (wants, names) in enumerate(sorted(said.items(), key=lambda item: item[1]), 1):
         plain = sorted(f"{topic}:{text}" for topic, text in wants if topic[:1] != "%")
-        evidence[f"kind_{number}"] = {"members": sorted(names)[:5], "subscribe": plain[:10]}
+        evidence[f"kind_{place}"] = {"members": sorted(names)[:5], "subscribe": plain[:10]}
     if facts.disagreement:
         evidence["broker_says"] = facts.disagreement
     yield Finding(
@@ -203,16 +207,16 @@ def flow_control(facts: GroupFacts) -> Iterator[Finding]:
         if member.last is None:
             continue
         says = member.last.properties
-        messages_max = _number(says, "pullThresholdForQueue", CACHED_MESSAGES)
-        mib_max = _number(says, "pullThresholdSizeForQueue", CACHED_MIB)
-        span_max = _number(says, "consumeConcurrentlyMaxSpan", CACHED_SPAN)
+        messages_max = number(says, "pullThresholdForQueue", CACHED_MESSAGES)
+        mib_max = number(says, "pullThresholdSizeForQueue", CACHED_MIB)
+        span_max = number(says, "consumeConcurrentlyMaxSpan", CACHED_SPAN)
         full = []
         for queue, info in member.last.mq_table.items():
-            count = _number(info, "cachedMsgCount")
-            span = _number(info, "cachedMsgMaxOffset") - _number(info, "cachedMsgMinOffset")
+            count = number(info, "cachedMsgCount")
+            span = number(info, "cachedMsgMaxOffset") - number(info, "cachedMsgMinOffset")
             if (
                 count >= messages_max
-                or _number(info, "cachedMsgSizeInMiB") >= mib_max
+                or number(info, "cachedMsgSizeInMiB") >= mib_max
                 or (count and span >= span_max and not facts.ordered)
             ):
                 full.append((count, queue, info))
@@ -233,7 +237,7 @@ def flow_control(facts: GroupFacts) -> Iterator[Finding]:
                     "queues_full": len(full),
                     "cached_messages": count,
                     "cached_messages_max": messages_max,
-                    "cached_mib": _number(info, "cachedMsgSizeInMiB"),
+                    "cached_mib": number(info, "cachedMsgSizeInMiB"),
                     "threads": says.get("PROP_THREADPOOL_CORE_SIZE"),
                     "handler_ms": status.get("consumeRT"),
                 },
@@ -247,9 +251,15 @@ def stuck_handler(facts: GroupFacts) -> Iterator[Finding]:
             continue
         before, after = member.looks[0].mq_table, member.looks[-1].mq_table
         stuck = [
-            (facts.now_ms - _number(info, "lastConsumeTimestamp"), queue)
+            (
+                facts.now_ms
+                - max(number(info, "lastConsumeTimestamp"), facts.held_since_ms[queue]),
+                queue,
+            )
             for queue, info in after.items()
-            if queue in before and _stands_still(before[queue], info)
+            if queue in before
+            and queue in facts.held_since_ms
+            and stands_still(before[queue], info)
         ]
         stuck = [one for one in stuck if one[0] >= facts.limits.stuck_after_ms]
         if not stuck:
@@ -259,7 +269,7 @@ def stuck_handler(facts: GroupFacts) -> Iterator[Finding]:
         yield Finding(
             "HANDLER_STUCK",
             ERROR,
-            f"Member {member.client_id} has {_number(info, 'cachedMsgCount')} message(s) of queue"
+            f"Member {member.client_id} has {number(info, 'cachedMsgCount')} message(s) of queue"
             f" {queue.queue_id} of {queue.topic} in hand and has finished none for"
             f" {idle_ms // 1000} s: its handler does not return.",
             "See where it waits, mend it (a timeout for every outside call), restart the member.",
@@ -268,20 +278,13 @@ def stuck_handler(facts: GroupFacts) -> Iterator[Finding]:
                 "client_id": member.client_id,
                 "topic": queue.topic,
                 "queue": queue.queue_id,
-                "oldest_offset": _number(info, "cachedMsgMinOffset"),
-                "cached_messages": _number(info, "cachedMsgCount"),
+                "oldest_offset": number(info, "cachedMsgMinOffset"),
+                "cached_messages": number(info, "cachedMsgCount"),
                 "idle_s": idle_ms // 1000,
                 "queues_stuck": len(stuck),
                 "stack": _same_stack(member),
             },
         )
-
-
-def _stands_still(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    same = ("cachedMsgMinOffset", "commitOffset", "lastConsumeTimestamp")
-    return _number(after, "cachedMsgCount") > 0 and all(
-        _number(before, name) == _number(after, name) for name in same
-    )
 
 
 def _same_stack(member: MemberFacts) -> list[str]:
@@ -323,7 +326,7 @@ def retry_storm(facts: GroupFacts) -> Iterator[Finding]:
         for status in member.last.status_table.values() if member.last is not None else ():
             failing += float(status.get("consumeFailedTPS") or 0.0)
             ok += float(status.get("consumeOKTPS") or 0.0)
-            failed += _number(status, "consumeFailedMsgs")
+            failed += number(status, "consumeFailedMsgs")
     retries = facts.retries
     if failing <= 0 and not retries.returned_minute:
         return
@@ -384,10 +387,3 @@ def falling_behind(facts: GroupFacts) -> Iterator[Finding]:
 def _lag(facts: GroupFacts) -> int | None:
     look = facts.after or facts.before
     return None if look is None else look.lag
-
-
-def _number(says: Mapping[str, Any], name: str, default: int = 0) -> int:
-    try:
-        return int(says.get(name, default))
-    except (TypeError, ValueError):
-        return default

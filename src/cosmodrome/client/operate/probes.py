@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from cosmodrome.client.operate.fleet import Fleet
 from cosmodrome.client.operate.messages import INLINE_SUBSCRIPTION, TOOLS_GROUP
@@ -81,6 +82,7 @@ async def run(fleet: Fleet, facts: GroupFacts) -> None:
         _pulls(fleet, facts, rows),
         _locks(fleet, facts, rows),
         _retries(fleet, facts),
+        _held(fleet, facts),
     )
 
 
@@ -226,15 +228,9 @@ async def _pulls(fleet: Fleet, facts: GroupFacts, rows: list[QueueStanding]) -> 
 
 
 async def _locks(fleet: Fleet, facts: GroupFacts, rows: list[QueueStanding]) -> None:
-    if not facts.ordered:
-        return
-    claimed = {
-        queue
-        for member in facts.members.values()
-        for look in member.looks[-1:]
-        for queue, info in look.mq_table.items()
-        if info.get("locked")
-    }
+    if not facts.ordered or not facts.all_reported:
+        return  # a member that was not heard may be the one that has the lock
+    claimed = facts.claimed_queues
     free = [row.queue for row in rows if row.queue not in claimed and row.lag != 0]
     for queue in free[: facts.limits.queues_probed_max]:
         if not await _lockable(fleet, facts, queue):
@@ -253,6 +249,44 @@ async def _lockable(fleet: Fleet, facts: GroupFacts, queue: MessageQueue) -> boo
         # The same members say what is given back.
         await attempt(fleet.call(address, UnlockBatchMq(body=body)))
     return taken
+
+
+async def _held(fleet: Fleet, facts: GroupFacts) -> None:
+    """How old is what members hold where nothing moves? A queue may have been idle for hours before
+    the message came that a handler works on now."""
+    still: dict[MessageQueue, int] = {}
+    for member in facts.members.values():
+        if len(member.looks) > 1:
+            before, after = member.looks[0].mq_table, member.looks[-1].mq_table
+            for queue, info in after.items():
+                if queue in before and stands_still(before[queue], info):
+                    still[queue] = number(info, "cachedMsgMinOffset")
+    for queue, offset in list(still.items())[: facts.limits.queues_probed_max]:
+        broker = facts.brokers.get(queue.broker_name)
+        if broker is None or not broker.reachable:
+            continue
+        reply = await _pull(fleet, broker.address, queue, offset, TOOLS_GROUP, None)
+        if isinstance(reply, CosmodromeError) or reply.code != Code.SUCCESS:
+            continue
+        for message in received_all(reply.body, queue.broker_name, namespace=""):
+            if message.queue_offset == offset:
+                facts.held_since_ms[queue] = message.store_ms
+
+
+def stands_still(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether a member has messages of a queue in hand and finished none between two looks."""
+    same = ("cachedMsgMinOffset", "commitOffset", "lastConsumeTimestamp")
+    return number(after, "cachedMsgCount") > 0 and all(
+        number(before, name) == number(after, name) for name in same
+    )
+
+
+def number(says: Mapping[str, Any], name: str, default: int = 0) -> int:
+    """A figure of a report; clients write them as numbers or as text."""
+    try:
+        return int(says.get(name, default))
+    except (TypeError, ValueError):
+        return default
 
 
 async def _retries(fleet: Fleet, facts: GroupFacts) -> None:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from cosmodrome.client.operate.fleet import Fleet
 from cosmodrome.client.values import MessageQueue, NoRoute
-from cosmodrome.errors import CosmodromeError, Refused
+from cosmodrome.errors import Code, CosmodromeError, Refused
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import (
     ConsumerConnection,
@@ -161,6 +161,7 @@ class _Look:
     stats: ConsumeStats
     online: ConsumerConnection | None
     committed: dict[str, dict[int, int]] | None = None  # topic → queue → offset, once asked
+    untold: str = ""  # why the offsets are not known though they were asked for
 
     def offset(self, queue: MessageQueue) -> int | None:
         row = self.stats.offset_table.get(queue)
@@ -185,6 +186,8 @@ async def _look(
         ConsumeStats() if isinstance(stats, Refused) else bodies.decode(ConsumeStats, stats.body)
     )
     online = await attempt(fleet.call(address, GetConsumerConnectionList(consumer_group=group)))
+    if isinstance(online, CosmodromeError) and not isinstance(online, Refused):
+        return online  # silence is not "nobody is connected"
     known = None
     if not isinstance(online, CosmodromeError):
         known = bodies.decode(ConsumerConnection, online.body)
@@ -238,7 +241,7 @@ async def _at_broker(
     broadcasting = look.online is not None and look.online.message_model == BROADCASTING
     filled = [queue for queue, (first, end) in bounds.items() if end > first]
     if not broadcasting and any(look.unsure(queue) for queue in filled):
-        look.committed = await _committed(fleet, look.address, group)
+        await _ask_committed(fleet, look, group)
     rows = []
     for queue in queues:
         first, end = bounds.get(queue, (None, None))
@@ -249,7 +252,7 @@ async def _at_broker(
         elif first is None or end is None:
             why = f"broker {queue.broker_name} does not tell the ends of the queue"
         elif offset is None and end > first:
-            why = NO_OFFSET
+            why = look.untold or NO_OFFSET
         elif offset is not None and offset > end:
             why = BEYOND_END
         rows.append(QueueStanding(queue, first, end, offset, ages.get(queue), why))
@@ -288,18 +291,20 @@ async def _ages(
     }
 
 
-async def _committed(fleet: Fleet, address: str, group: str) -> dict[str, dict[int, int]]:
+async def _ask_committed(fleet: Fleet, look: _Look, group: str) -> None:
     """Only the whole table tells a committed 0 from no offset."""
-    reply = await attempt(fleet.call(address, GetAllConsumerOffset()))
+    look.committed = {}
+    reply = await attempt(fleet.call(look.address, GetAllConsumerOffset()))
     if isinstance(reply, CosmodromeError):
-        return {}  # Compat: upstream refuses when nobody has committed anything
+        # Compat: upstream answers a system error when nobody has committed anything.
+        if not isinstance(reply, Refused) or reply.code != Code.SYSTEM_ERROR:
+            look.untold = f"the broker does not tell its offsets: {reply}"
+        return
     table = bodies.decode(ConsumerOffsetSerializeWrapper, reply.body).offset_table
-    found = {}
     for key, offsets in table.items():
         topic, _, owner = key.partition("@")
         if owner == group:
-            found[topic] = {queue: at for queue, at in offsets.items() if at >= 0}
-    return found
+            look.committed[topic] = {queue: at for queue, at in offsets.items() if at >= 0}
 
 
 def _sum(lags: Iterable[int | None]) -> int | None:
