@@ -226,6 +226,8 @@ def header_json(code: int, opaque: int, flag: int, ext: dict[str, Any], style: i
     head |= {"serializeTypeCurrentRPC": "JSON"} if style != 1 else {"remark": None}
     if style == 2:
         head = {"extFields": ext, **head}  # its fields first
+    elif style == 5:
+        head = dict(sorted({**head, "extFields": ext}.items()))  # as Java writes them
     else:
         head["extFields"] = ext
     separators = (", ", ": ") if style == 1 else (",", ":")
@@ -383,7 +385,36 @@ def random_other(chance: random.Random, opaque: int) -> bytes:
     return frame(chance.choice((30, 31, 9999)), opaque, fields, style=chance.randrange(5))
 
 
-KINDS = (random_send, random_send, random_send, random_pull, random_commit, random_other)
+UNIQUE = (
+    "",
+    "a b",
+    "grün",
+    'q"',
+    "back\\slash",
+    "x\x01y",
+    "z" * 300,
+    "x" * 32_700,
+    "A\x02DELAY\x013",
+)
+BORN = ("", "-1", "007", "x", "9" * 19, "1690000000001")
+OPAQUE = (0, -1, -(1 << 31), (1 << 31) - 1, 1 << 31)
+
+
+def random_repeat(chance: random.Random, opaque: int) -> bytes:
+    """What a producer sends again and again, with now and then something odd in its place."""
+    key = chance.choice(UNIQUE) if chance.random() < 0.1 else f"7F0000010000{opaque:020X}"
+    before, behind = chance.choice((("", "WAIT\x01true\x02TAGS\x01A\x02"), ("a\x01b\x02", "")))
+    text = f"{before}UNIQ_KEY\x01{key}\x02{behind}"
+    born = chance.choice(BORN) if chance.random() < 0.1 else f"16900000000{opaque % 100:02}"
+    fields = send_fields(e=str(chance.randrange(2)), g=born, i=text)
+    flag = 2 if chance.random() < 0.05 else 0
+    return frame(310, opaque, fields, b"x" * chance.randrange(90), flag=flag, style=opaque % 2 * 5)
+
+
+KINDS = (
+    *(random_send, random_send, random_send, random_pull, random_commit, random_other),
+    *(random_repeat, random_repeat),
+)
 
 
 COUNT = 400
@@ -414,6 +445,23 @@ async def test_any_stream(tmp_path: Path, seed: int) -> None:
     assert len(slow.replies()) > 100
     assert slow.dispatched == COUNT
     assert 20 < fast.dispatched < COUNT * 0.8
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_producers_that_repeat_themselves(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    frames = [random_repeat(chance, opaque) for opaque in range(1, COUNT)]
+    plain = [frame(310, opaque, send_fields(i="UNIQ_KEY\x01A1\x02")) for opaque in OPAQUE]
+
+    async def drive(side: Side) -> None:
+        for at in range(0, len(frames), 9):
+            await side.feed(b"".join(frames[at : at + 9]))
+        for one in plain:
+            await side.feed(one)
+        assert side.wire.ended  # the last opaque is none
+
+    slow, fast = await compare(tmp_path, drive, seed=seed)
+    assert slow.dispatched > COUNT and fast.dispatched < 0.3 * slow.dispatched
 
 
 async def test_a_broken_frame_ends_both(tmp_path: Path) -> None:

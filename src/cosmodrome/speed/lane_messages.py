@@ -23,7 +23,7 @@ from cosmodrome.speed.pure import java_hash, key_hash
 FRONTS_MAX = 1024
 FRAMES_MAX = 1024
 FRAME_CHARACTERS_MAX = 1024
-TAIL_CHARACTERS = 8  # of a key, hashed anew for each
+TAIL_BYTES = 8  # of a key, hashed anew for each
 
 _HEAD_BYTES = BATCH_ITEM_HEAD.size
 _ITEM_BYTES_MIN = _HEAD_BYTES + 2
@@ -52,21 +52,25 @@ class Plan:
         self.sys_flag = sys_flag  # bits that its messages get
         self.stored_name = len(name).to_bytes(1, "big") + name
         self.fixed_bytes = RECORD_BYTES_MIN - 2 * HOST_V4_BYTES + len(name)  # without hosts
-        self._fronts: dict[str, int] = {}
+        self._fronts: dict[bytes, int] = {}
 
     def key_hash(self, key: str) -> int:
         """The hash under which the index keeps a key of this topic."""
-        if len(key) < TAIL_CHARACTERS or not key.isascii():
-            return key_hash(self.topic, key)
-        front = key[:-TAIL_CHARACTERS]
+        return self.unique_hash(key.encode()) if key.isascii() else key_hash(self.topic, key)
+
+    def unique_hash(self, key: bytes) -> int:
+        """The same for a key of ASCII letters."""
+        if len(key) < TAIL_BYTES:
+            return key_hash(self.topic, key.decode())
+        front = key[:-TAIL_BYTES]
         value = self._fronts.get(front)
         if value is None:
             if len(self._fronts) >= FRONTS_MAX:
                 self._fronts.clear()
             # Times 31 to the power of 8: what follows has so many letters.
-            value = java_hash(f"{self.topic}#{front}") * 852_891_037_441
+            value = java_hash(f"{self.topic}#{front.decode()}") * 852_891_037_441
             self._fronts[front] = value
-        a, b, c, d, e, f, g, h = key[-TAIL_CHARACTERS:].encode()
+        a, b, c, d, e, f, g, h = key[-TAIL_BYTES:]
         value += a * 27_512_614_111 + b * 887_503_681 + c * 28_629_151 + d * 923_521
         value = (value + e * 29_791 + f * 961 + g * 31 + h) & 0xFFFFFFFF
         if value < 0x80000000:

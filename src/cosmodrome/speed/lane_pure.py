@@ -4,8 +4,9 @@ The theory is told there: `Intake.feed` notes the sends of a buffer, has them st
 which calls back `encode` once per log file, and `Ticket`s answer them. Whatever is unusual goes to
 the slow lane untouched. Here the art is to run few operations per message:
 
-- a header is decoded by one call, and what its constant fields mean (topic, queue, flags) is
-  looked up under all of them at once (`_Shape`);
+- a header that a producer repeats is recognised by the text around what varies (`lane_habits`);
+  any other is decoded by one call, and what its constant fields mean (topic, queue, flags) is
+  looked up under all of them at once (`Shape`);
 - a record is packed by one call, and its queue entry and keys are made at the same time, from what
   is known anyway, so that nobody has to take the record apart again;
 - the hash of a key goes on from where that of its front ended (`lane_messages`): keys of one
@@ -17,28 +18,32 @@ changes that table clears.
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 from cosmodrome.layout import (
-    CRC_MASK,
     FLAG_ONEWAY,
     FLAG_RESPONSE,
     FRAME_BYTES_MAX,
     FRAME_PREFIX,
     HEADER_LENGTH_MASK,
-    HOST_V4_BYTES,
-    HOST_V6_BYTES,
-    INDEX_KEY,
-    MAGIC_RECORD,
     PROPERTIES_BYTES_MAX,
-    QUEUE_ENTRY,
+    SERIALIZE_JSON,
     SYS_BORN_V6,
     SYS_STORE_V6,
     SYS_TRANSACTION_MASK,
     TOPIC_BYTES_MAX,
+)
+from cosmodrome.speed.lane_habits import (
+    CREDIT_MAX,
+    HEADER_BYTES_MAX,
+    LEARN_COST,
+    REST_COUNT,
+    Places,
+    cut,
+    join,
+    places,
+    repeats,
 )
 from cosmodrome.speed.lane_heads import (
     CODE_COMMIT,
@@ -55,11 +60,11 @@ from cosmodrome.speed.lane_heads import (
 from cosmodrome.speed.lane_heads import read_commit as read_commit
 from cosmodrome.speed.lane_heads import read_pull as read_pull
 from cosmodrome.speed.lane_messages import (
-    Message,
     Plan,
     PropertyReader,
     split_batch,
 )
+from cosmodrome.speed.lane_records import Ask, Entries, QueueKey, Shape, make_records
 from cosmodrome.speed.lane_replies import Request, Sent, Ticket
 from cosmodrome.speed.lane_replies import Template as Template
 from cosmodrome.speed.lane_replies import answer as answer
@@ -79,24 +84,12 @@ PIECE_BYTES = 16_384  # of a buffer that are looked at together
 
 _PREFIX_BYTES = FRAME_PREFIX.size
 _LENGTH_MAX = FRAME_BYTES_MAX - 4
-# All of a record in front of its body, by the lengths of its hosts.
-_FRONTS = {
-    (born, store): struct.Struct(f">iiiiiqqiq{born}sq{store}siqi")
-    for born in (HOST_V4_BYTES, HOST_V6_BYTES)
-    for store in (HOST_V4_BYTES, HOST_V6_BYTES)
-}
-
 _SENDS = (CODE_SEND_V2, CODE_SEND_BATCH, CODE_SEND)
 
-QueueKey = tuple[str, int]
 
-
-# What the constant fields of a send mean: topic and queue, system flags, the message's flag, how
-# often it was consumed, the plan, whether it is a batch.
-_Shape = tuple[QueueKey, int, int, int, Plan, bool]
-# One message: shape, born time, request, whether that waits, bytes of all its records, and what
-# is the message's own. Those of a batch follow each other; all but the first have no request.
-_Ask = tuple[_Shape, int, Request | None, bool, int, Message]
+# parts of the header behind its first, shape, code, one-way, wait, properties before and behind
+# the unique key, tags code
+_Habit = tuple[tuple[bytes, bytes, bytes], Shape, int, bool, bool, bytes, bytes, int]
 
 
 class Intake:
@@ -116,15 +109,17 @@ class Intake:
         self._properties = PropertyReader(cluster)
         self._body_bytes_max = body_bytes_max
         self._record_bytes_max = record_bytes_max
-        self._asks: list[_Ask] = []
+        self._asks: list[Ask] = []
         self._starts: list[int] = []  # of their frames in the buffer
         self._encoded = 0  # messages that are staged
         # By log file: sends that wait to be safe and those that do not, and where they end.
-        self._sent: list[tuple[list[Sent], list[Sent]]] = []
-        self._ends: list[int] = []
+        self._portions: list[tuple[list[Sent], list[Sent], int]] = []
         self._busy = False
         self._born_host = self._store_host = b""
         self._hosts_bytes = 0
+        self._credit = CREDIT_MAX  # for recognising and learning habits
+        self._resting = 0  # buffers without credit
+        self._born_bytes, self._born_ms = b"0", 0  # the last time that a habit had
         self._born: tuple[str | None, int] = ("0", 0)  # the last born time as text and number
 
     # --- the walk ----------------------------------------------------------------------------
@@ -148,11 +143,12 @@ class Intake:
             raise RuntimeError("the intake is in use")
         self._busy = True
         try:
-            self._asks, self._starts, self._sent, self._ends = [], [], [], []
+            self._asks, self._starts, self._portions = [], [], []
             self._encoded = 0
             self.saw_binary = False
             self._born_host, self._store_host = born_host, store_host
             self._hosts_bytes = len(born_host) + len(store_host)
+            self._settle_credit()
             at, why = self._walk(view, at, limit)
             if self._asks:
                 stage(self)
@@ -163,7 +159,7 @@ class Intake:
             self._busy = False
 
     def _walk(self, view: memoryview, at: int, limit: int) -> tuple[int, int]:
-        take = self._take if self._store_host else _decline
+        take, take_again = self._take, self._take_again
         unpack = FRAME_PREFIX.unpack_from
         end = len(view)
         data, base, pos, size, stop = b"", at, 0, 0, 0
@@ -193,22 +189,29 @@ class Intake:
                 return base + pos, FULL
             limit -= 1
             serialize = word >> 24
+            text = data[header_at:body_at]
             header = None
             if not serialize:
+                if self._credit > 0 and take_again(text, data[body_at:stop], base + pos):
+                    pos = stop
+                    continue
                 try:
-                    header = read_json(data[header_at:body_at])
+                    header = read_json(text)
                     if header.code == CODE_SEND:
                         header = None
                 except (ValueError, RecursionError):
                     pass
             if header is None:
-                header = read_any(serialize, data[header_at:body_at])
+                header = read_any(serialize, text)
                 if header is None:
                     return base + pos, OTHER
             code = header.code
             if code in _SENDS:
-                if not take(header, serialize, data[body_at:stop], base + pos):
+                body = data[body_at:stop]
+                if not self._store_host or not take(header, serialize, body, base + pos):
                     return base + pos, OTHER
+                if not serialize:
+                    self._learn(text)
             elif header.flag & FLAG_RESPONSE:
                 return base + pos, OTHER
             else:
@@ -226,7 +229,7 @@ class Intake:
         code = header.code
         a, b, c, d, e, f = fields.a, fields.b, fields.c, fields.d, fields.e, fields.f
         key = (code, a, b, c, d, e, f, fields.h, fields.j, fields.k, fields.l, fields.m)
-        shape: _Shape | None = self.known.get(key) or self._shape(key)
+        shape: Shape | None = self.known.get(key) or self._shape(key)
         flag = header.flag
         if shape is None or flag & FLAG_RESPONSE or len(body) > self._body_bytes_max:
             return False
@@ -254,8 +257,87 @@ class Intake:
         self._starts.append(start)
         return True
 
+    def _take_again(self, text: bytes, body: bytes, start: int) -> bool:
+        """Note a send whose header is like one before; False when it has to be read."""
+        known = self.known
+        where: Places | None = known.get(len(text))
+        self._credit -= 1
+        if where is None:
+            return False
+        a, b, c, d, e, f, behind = where
+        habit: _Habit | None = known.get((len(text), text[:a]))
+        if habit is None or (text[b:c], text[d:e], text[f:]) != habit[0]:
+            return False
+        if behind:
+            born, unique, opaque = text[a:b], text[c:d], text[e:f]
+        else:
+            opaque, born, unique = text[a:b], text[c:d], text[e:f]
+        _, shape, code, oneway, wait, before, after, tags_code = habit
+        if born != self._born_bytes:
+            if not born.isdigit() or len(born) > 18:
+                return False
+            self._born_bytes, self._born_ms = born, int(born)
+        if not (unique.isalnum() and opaque.isdigit()) or (opaque[0] == 48 and opaque != b"0"):
+            return False
+        number = int(opaque)
+        properties = before + unique + after
+        plan = shape[4]
+        size = plan.fixed_bytes + self._hosts_bytes + len(body) + len(properties)
+        if (
+            number > 0x7FFFFFFF
+            or len(body) > self._body_bytes_max
+            or size > self._record_bytes_max
+            or len(properties) > PROPERTIES_BYTES_MAX
+            or not self._store_host
+        ):
+            return False
+        message = (shape[2], body, properties, tags_code, (plan.unique_hash(unique),))
+        request = (code, number, SERIALIZE_JSON, oneway)
+        self._asks.append((shape, self._born_ms, request, wait, size, message))
+        self._starts.append(start)
+        self._credit += 2
+        return True
+
+    def _learn(self, text: bytes) -> None:
+        """The send that was noted last had this header: know it when it comes again."""
+        shape, _, request, wait, _, message = self._asks[-1]
+        if request is None or shape[5] or len(message[4]) != 1 or len(text) > HEADER_BYTES_MAX:
+            return
+        if self._credit < LEARN_COST:
+            return
+        self._credit -= LEARN_COST
+        found = cut(text)
+        key, born, unique, opaque = found
+        if not (born.isdigit() and unique.isalnum() and opaque.isdigit()) or join(*found) != text:
+            return
+        pair = b"UNIQ_KEY\x01" + unique
+        before, pair, after = message[2].partition(pair)
+        if not pair or after[:1] != b"\x02" or not repeats(key, text, unique):
+            return
+        a, b, c, d, e, f, behind = places(found)
+        parts = (text[b:c], text[d:e], text[f:])
+        before += b"UNIQ_KEY\x01"
+        self._remember(len(text), (a, b, c, d, e, f, behind))
+        self._remember(
+            (len(text), text[:a]),
+            (parts, shape, request[0], request[3], wait, before, after, message[3]),
+        )
+
+    def _settle_credit(self) -> None:
+        if self._credit > CREDIT_MAX:
+            self._credit = CREDIT_MAX
+        elif self._credit <= 0:
+            self._resting += 1
+            if self._resting >= REST_COUNT:
+                self._resting, self._credit = 0, 2 * LEARN_COST
+
+    def _remember(self, key: object, value: object) -> None:
+        if len(self.known) >= SHAPES_MAX:
+            self.known.clear()
+        self.known[key] = value
+
     def _take_batch(
-        self, shape: _Shape, born_ms: int, request: Request, text: str, body: bytes, start: int
+        self, shape: Shape, born_ms: int, request: Request, text: str, body: bytes, start: int
     ) -> bool:
         plan = shape[4]
         shared = self._properties.read_shared(text)
@@ -273,7 +355,7 @@ class Intake:
         self._starts += [start] * len(messages)
         return True
 
-    def _shape(self, key: tuple[Any, ...]) -> _Shape | None:
+    def _shape(self, key: tuple[Any, ...]) -> Shape | None:
         code, group, topic, default, queues, queue, sys, flag, times, unit, most, batch = key
         queue_id, sys_flag, number = read_number32(queue), read_number32(sys), read_number32(flag)
         if group is None or not topic or default is None or read_number32(queues) is None:
@@ -295,9 +377,7 @@ class Intake:
         sys_flag = sys_flag & ~(SYS_BORN_V6 | SYS_STORE_V6) | plan.sys_flag
         many = code == CODE_SEND_BATCH or batch == "true"
         shape = ((plan.topic, queue_id), sys_flag, number, reconsume_times, plan, many)
-        if len(self.known) >= SHAPES_MAX:
-            self.known.clear()
-        self.known[key] = shape
+        self._remember(key, shape)
         return shape
 
     def _plan(self, name: bytes) -> Plan | None:
@@ -339,17 +419,19 @@ class Intake:
         bytes, messages, and what dispatch needs of them: queue entries in runs, packed keys.
         """
         asks = self._fitting(room)
-        queues: dict[QueueKey, tuple[int, list[bytes]]] = {}  # first offset, entries
+        queues: Entries = {}
         for place in dict.fromkeys([ask[0][0] for ask in asks]):
             old = next_offsets.get(place)
             queues[place] = (queue_end(*place) if old is None else old, [])
         keys: list[bytes] = []
         before_bytes = len(out)
-        out += b"".join(self._records(asks, log_offset, store_ms, queues, keys))
+        hosts = (self._born_host, self._store_host)
+        pieces, waiting, others = make_records(asks, log_offset, store_ms, hosts, queues, keys)
+        out += b"".join(pieces)
         size = len(out) - before_bytes
         self._encoded += len(asks)
         if asks:
-            self._ends.append(log_offset + size)
+            self._portions.append((waiting, others, log_offset + size))
         runs: list[Run] = []
         for place, (offset, entries) in queues.items():
             before.setdefault(place, offset)
@@ -357,7 +439,7 @@ class Intake:
             runs.append((*place, offset, b"".join(entries)))
         return size, len(asks), runs, b"".join(keys)
 
-    def _fitting(self, room: int) -> list[_Ask]:
+    def _fitting(self, room: int) -> list[Ask]:
         """The next messages whose records fit into so many bytes."""
         asks = self._asks[self._encoded :] if self._encoded else self._asks
         if sum([ask[4] for ask in asks]) <= room:
@@ -368,75 +450,11 @@ class Intake:
                 return asks[:number]
         return asks
 
-    def _records(
-        self,
-        asks: list[_Ask],
-        log_offset: int,
-        store_ms: int,
-        queues: dict[QueueKey, tuple[int, list[bytes]]],
-        keys: list[bytes],
-    ) -> list[bytes]:
-        """The records in pieces; their entries and keys are added to `queues` and `keys`."""
-        born_host, store_host = self._born_host, self._store_host
-        pack = _FRONTS[len(born_host), len(store_host)].pack
-        pack_entry, pack_key, crc32 = QUEUE_ENTRY.pack, INDEX_KEY.pack, zlib.crc32
-        host_bits = SYS_BORN_V6 if len(born_host) == HOST_V6_BYTES else 0
-        host_bits |= SYS_STORE_V6 if len(store_host) == HOST_V6_BYTES else 0
-        hosts_bytes = self._hosts_bytes
-        waiting: list[Sent] = []
-        others: list[Sent] = []
-        pieces: list[bytes] = []
-        batch: list[int] = []
-        for shape, born_ms, request, wait, size, message in asks:
-            (topic, queue_id), sys_flag, _, times, plan, many = shape
-            flag, body, properties, tags_code, hashes = message
-            offset, entries = queues[shape[0]]
-            queue_offset = offset + len(entries)
-            body_bytes = len(body)
-            properties_bytes = len(properties)
-            record_bytes = plan.fixed_bytes + hosts_bytes + body_bytes + properties_bytes
-            front = pack(
-                record_bytes,
-                MAGIC_RECORD,
-                crc32(body) & CRC_MASK,
-                queue_id,
-                flag,
-                queue_offset,
-                log_offset,
-                sys_flag | host_bits,
-                born_ms,
-                born_host,
-                store_ms,
-                store_host,
-                times,
-                0,
-                body_bytes,
-            )
-            pieces += (
-                front,
-                body,
-                plan.stored_name,
-                properties_bytes.to_bytes(2, "big"),
-                properties,
-            )
-            entries.append(pack_entry(log_offset, record_bytes, tags_code))
-            for hashed in hashes:
-                keys.append(pack_key(hashed, log_offset, store_ms))
-            if request is None:
-                batch.append(log_offset)
-            else:
-                batch = [log_offset] if many else batch
-                sent = (request, topic, size, queue_id, queue_offset, batch if many else log_offset)
-                (waiting if wait else others).append(sent)
-            log_offset += record_bytes
-        self._sent.append((waiting, others))
-        return pieces
-
     def tickets(self) -> tuple[list[tuple[int, int]], list[tuple[int, bool, Ticket]]]:
         """What was encoded: requests by code; and end in the log, wait and ticket of each part."""
         out: list[tuple[int, bool, Ticket]] = []
         codes: list[int] = []
-        for end, (waiting, others) in zip(self._ends, self._sent, strict=False):
+        for waiting, others, end in self._portions:
             if waiting:
                 out.append((end, True, Ticket(waiting)))
                 codes += [one[0][0] for one in waiting]
@@ -444,8 +462,3 @@ class Intake:
                 out.append((end, False, Ticket(others)))
                 codes += [one[0][0] for one in others]
         return [(code, codes.count(code)) for code in set(codes)], out
-
-
-def _decline(header: Head, serialize: int, body: bytes, start: int) -> bool:
-    """For a broker that takes no sends now."""
-    return False
