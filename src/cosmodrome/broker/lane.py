@@ -79,7 +79,7 @@ class Lane:
         """Serve whole frames from `at` on; where the first one begins that is left over."""
         if self._pulls.sniff(view, at):
             at = self._pulls.feed(connection, view, at)
-            if self._pulls.sniff(view, at):
+            if at >= len(view) or self._pulls.sniff(view, at):
                 return at
         while not connection.writing_paused:
             at, what = self._take_sends(connection, view, at)

@@ -96,8 +96,8 @@ class PullLane:
     def _feed_fast(
         self, pulls: pulls.Pulls, connection: SocketConnection, view: memoryview, at: int
     ) -> int:
-        fast, now = self._fast, asyncio.get_running_loop().time
-        while not connection.writing_paused:
+        fast, now, size = self._fast, asyncio.get_running_loop().time, len(view)
+        while at < size and not connection.writing_paused:
             out: list[bytes] = []
             began = now()
             at, why = pulls.feed(view, at, self._options.slave_read_enable, out)

@@ -16,6 +16,8 @@ in the loop too, so no arrival can fall between the two. At most `held_max` pull
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -32,6 +34,8 @@ T = TypeVar("T")
 # Longest time a client may ask to be held. Java clients ask for 15 s to 20 s; anything far
 # beyond only keeps a forgotten pull alive.
 HOLD_MS_MAX = 600_000
+
+GONE_KEPT = 1024  # deadlines of pulls that were woken before, besides as many as are parked
 
 QueueKey = tuple[str, int]
 
@@ -52,8 +56,8 @@ class Answer(Protocol[Outcome]):
 
 class _Waiter:
     __slots__ = (
-        *("answer", "connection", "end", "key", "looking", "matches", "offset", "rerun"),
-        *("skip", "timer"),
+        *("answer", "connection", "end", "gone", "key", "looking", "matches", "offset", "rerun"),
+        "skip",
     )
 
     def __init__(
@@ -75,12 +79,57 @@ class _Waiter:
         self.looking = False  # a look at what arrived is due already
         self.end = offset  # of the queue, as the last arrival told
         self.answer = answer
-        self.timer: asyncio.TimerHandle | None = None
+        self.gone = False  # no longer parked
 
     def wants(self, arrival: Arrival) -> bool:
         if arrival.max_offset <= self.offset:
             return False
         return self.matches is None or any(map(self.matches, arrival.tags_codes))
+
+
+class _Deadlines:
+    """When the time of parked pulls is over. Most are woken long before, so there is one timer
+    for all, and those that are gone are dropped in bulk."""
+
+    def __init__(self, over: Callable[[_Waiter], None]) -> None:
+        self._over = over
+        self._heap: list[tuple[float, int, _Waiter]] = []
+        self._order = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    def add(self, loop: asyncio.AbstractEventLoop, at: float, waiter: _Waiter, held: int) -> None:
+        if len(self._heap) >= 2 * held + GONE_KEPT:
+            self._heap = [item for item in self._heap if not item[2].gone]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (at, next(self._order), waiter))
+        if self._timer is None or at < self._timer_at:
+            self._arm(loop, at)
+
+    def clear(self) -> None:
+        self._heap.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = loop.call_at(at, self._run, loop)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        due_at = max(loop.time(), self._timer_at)
+        self._timer = None
+        while self._heap:
+            at, _, waiter = self._heap[0]
+            if not waiter.gone and at > due_at:
+                if self._timer is None or at < self._timer_at:
+                    self._arm(loop, at)
+                return
+            heapq.heappop(self._heap)
+            if not waiter.gone:
+                self._over(waiter)
 
 
 class Waiters(Generic[R]):
@@ -89,6 +138,7 @@ class Waiters(Generic[R]):
     def __init__(self, arrivals: Signal[Arrival], held_max: int) -> None:
         self._held_max = held_max
         self._held = 0
+        self._deadlines = _Deadlines(self._wake)
         self._stopped = False
         # Dicts serve as ordered sets: the longest waiting pull of a queue is woken first.
         self._by_queue: dict[QueueKey, dict[_Waiter, None]] = {}
@@ -155,8 +205,9 @@ class Waiters(Generic[R]):
             return None
         waiter = _Waiter((topic, queue_id), offset, matches, connection, rerun, skip, answer)
         self._remember(waiter)
-        delay_s = min(timeout_ms, HOLD_MS_MAX) / 1000
-        waiter.timer = answer.get_loop().call_later(delay_s, self._wake, waiter)
+        loop = answer.get_loop()
+        until = loop.time() + min(timeout_ms, HOLD_MS_MAX) / 1000
+        self._deadlines.add(loop, until, waiter, self._held)
         return waiter
 
     async def stop(self) -> None:
@@ -171,6 +222,7 @@ class Waiters(Generic[R]):
             for waiter in tuple(parked):
                 self._refuse(waiter)
         self._by_connection.clear()
+        self._deadlines.clear()
 
     # --- the ways out ------------------------------------------------------------------------
 
@@ -265,6 +317,4 @@ class Waiters(Generic[R]):
         if mine is not None:
             mine.pop(waiter, None)
         self._held -= 1
-        if waiter.timer is not None:
-            waiter.timer.cancel()
-            waiter.timer = None
+        waiter.gone = True

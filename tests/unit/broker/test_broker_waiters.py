@@ -308,3 +308,77 @@ async def test_who_left_is_not_looked_for() -> None:
     assert held is not None
     assert held.cancelled()
     assert steps.looks == []
+
+
+async def test_deadlines_in_any_order() -> None:
+    hall = Hall()
+    order: list[int] = []
+    waits = (40, 5, 20, 60_000, 5, 30)
+    held = [
+        hall.hold(timeout_ms=wait, rerun=lambda number=number: str(order.append(number)))
+        for number, wait in enumerate(waits)
+    ]
+    for number in (1, 4, 2, 5, 0):
+        await soon(held[number])
+    assert order == [1, 4, 2, 5, 0]
+    assert hall.waiters.held == 1 and held[3] is not None and not held[3].done()
+
+
+async def test_deadlines_of_woken_pulls_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GONE_KEPT", 10)
+    hall = Hall()
+    stays = hall.hold(offset=1_000_000)
+    for offset in range(500):
+        woken = hall.hold(offset=offset)
+        hall.arrive(offset + 1)
+        await soon(woken)
+    assert len(hall.waiters._deadlines._heap) < 20
+    hall.arrive(1_000_001)
+    assert await soon(stays) == "run 501"
+
+
+async def test_whoever_waits_may_be_told_at_once() -> None:
+    told: list[object] = []
+
+    class Told:
+        def done(self) -> bool:
+            return bool(told)
+
+        def get_loop(self) -> asyncio.AbstractEventLoop:
+            return asyncio.get_running_loop()
+
+        def set_result(self, result: str, /) -> None:
+            told.append(result)
+
+        def set_exception(self, exception: Exception, /) -> None:
+            told.append(exception)
+
+        def cancel(self) -> None:
+            told.append("cancelled")
+
+    def hold(hall: Hall) -> bool:
+        return hall.waiters.hold_for(
+            Told(),
+            topic="T",
+            queue_id=0,
+            offset=5,
+            matches=None,
+            timeout_ms=60_000,
+            connection=hall.connection,
+            rerun=hall.rerun,
+        )
+
+    hall = Hall()
+    assert hold(hall)
+    hall.arrive()
+    await asyncio.sleep(0)
+    assert told == ["run 1"] and hall.waiters.held == 0
+    told.clear()
+    assert hold(hall)
+    hall.connection.close("gone")
+    assert told == ["cancelled"] and not hold(hall)
+    told.clear()
+    hall = Hall()
+    assert hold(hall)
+    await hall.waiters.stop()
+    assert isinstance(told[0], Refused) and not hold(hall)
