@@ -138,18 +138,21 @@ async def _collected(
                 await put(f"{place}/config.json", admin.brokers.config(address))
         await put("topics.json", admin.topics.configs())
         await put("producers.json", admin.groups.producers())
-        groups = await attempt(admin.groups.names())
-        if isinstance(groups, CosmodromeError):
-            failures["groups"] = str(groups)
-        else:
-            names = [name for name in groups if not is_system_group(name)][:GROUPS_MAX]
-            described = await at_once(lambda name: _group(admin, name), names, 8)
-            parts["groups.json"] = dict(zip(names, described, strict=True))
+        configs = await attempt(admin.groups.configs(partial=True))
+        if isinstance(configs, CosmodromeError):
+            failures["groups.json"] = str(configs)
+            return parts, failures
+        names = [name for name in sorted(configs) if not is_system_group(name)]
+        if len(names) > GROUPS_MAX:
+            failures["groups.json"] = f"only the first {GROUPS_MAX} of {len(names)} groups are here"
+        described = await at_once(
+            lambda name: _group(admin, name, configs[name]), names[:GROUPS_MAX], 8
+        )
+        parts["groups.json"] = dict(zip(names, described, strict=False))
     return parts, failures
 
 
-async def _group(admin: Admin, name: str) -> dict[str, object]:
-    settings = await attempt(admin.groups.describe(name))
+async def _group(admin: Admin, name: str, settings: object) -> dict[str, object]:
     connections = await attempt(admin.groups.connections(name))
     where = await attempt(standing(admin.fleet, name))
     out: dict[str, object] = {"settings": _plain(settings), "connections": _plain(connections)}

@@ -114,15 +114,30 @@ async def list_groups(
 
     Where a part of the lag is not known, it is unknown as a whole; `-o wide` has the known part.
     """
-    names = await admin.groups.names(cluster=cluster)
+    configs = await admin.groups.configs(cluster=cluster, partial=True)
+    names = sorted(configs)
     if topic is not None:
         await admin.topics.route(topic)
         wanted = set(await admin.topics.consumers(topic))
         names = [name for name in names if name in wanted]
     if not everything:
         names = [name for name in names if not is_system_group(name)]
-    rows = await at_once(lambda name: _listed(admin, name, topic), names, GROUPS_AT_ONCE)
-    show(output, LISTED, rows)
+    found = await at_once(
+        lambda name: attempt(standing(admin.fleet, name, topic)), names, GROUPS_AT_ONCE
+    )
+    show(
+        output,
+        LISTED,
+        (_listed(name, one, configs[name]) for name, one in zip(names, found, strict=True)),
+    )
+    silent = {
+        broker: why
+        for one in found
+        if isinstance(one, GroupStanding)
+        for broker, why in one.silent.items()
+    }
+    if silent:
+        raise PartlyDone("no answer: " + "; ".join(silent.values()))
 
 
 @group.command()
@@ -242,15 +257,20 @@ def queue_row(
 # --- inside ----------------------------------------------------------------------------------
 
 
-async def _listed(admin: Admin, name: str, topic: str | None) -> dict[str, object]:
-    found = await attempt(standing(admin.fleet, name, topic))
-    if isinstance(found, CosmodromeError):
-        unknown = dict.fromkeys(("members", "lag", "age_s", "out_per_s"), UNKNOWN)
-        return {"group": name, **unknown}
-    configs = await attempt(admin.groups.describe(name))
-    topics = [one for one in found.topics if not one.startswith(RETRY_PREFIX)]
+def _listed(
+    name: str,
+    found: GroupStanding | CosmodromeError,
+    configs: dict[str, SubscriptionGroupConfig],
+) -> dict[str, object]:
     row: dict[str, object] = {
         "group": name,
+        "brokers": sorted(configs),
+        "consume_enabled": all(config.consume_enable for config in configs.values()),
+    }
+    if isinstance(found, CosmodromeError):
+        return row | dict.fromkeys(("members", "lag", "age_s", "out_per_s"), UNKNOWN)
+    topics = [one for one in found.topics if not one.startswith(RETRY_PREFIX)]
+    return row | {
         "members": shown(found.members),
         "mode": mode_of(found),
         "topics": topics or None,
@@ -259,10 +279,6 @@ async def _listed(admin: Admin, name: str, topic: str | None) -> dict[str, objec
         "out_per_s": shown(found.consume_tps),
         "lag_at_least": found.lag_known,
     }
-    if not isinstance(configs, CosmodromeError):
-        row["brokers"] = sorted(configs)
-        row["consume_enabled"] = all(config.consume_enable for config in configs.values())
-    return row
 
 
 async def _connections(admin: Admin, group: str) -> dict[str, ConsumerConnection]:

@@ -201,8 +201,11 @@ def test_a_silent_broker_makes_lag_unknown(namesrv: str, group: str, topic: str)
             if one["topic"] == topic
         ]
         done = cosmo(namesrv, "group", "lag", group, "--timeout", "0.5")
+        every = cosmo(namesrv, "group", "list", "--timeout", "0.5", "-o", "json")
     assert listed["lag"] == 2
-    assert done.code == 7
+    assert done.code == every.code == 7
+    (row,) = [one for one in json.loads(every.out) if one["group"] == group]
+    assert (row["lag"], row["lag_at_least"]) == (None, 2)  # the silent one may have more
 
 
 # --- moving ----------------------------------------------------------------------------------

@@ -113,6 +113,16 @@ class Groups:
             name: table[full] for name, table in (await self._tables(None)).items() if full in table
         }
 
+    async def configs(
+        self, *, cluster: str | None = None, partial: bool = False
+    ) -> dict[str, dict[str, SubscriptionGroupConfig]]:
+        """Every group's settings: by full name, then by broker."""
+        found: dict[str, dict[str, SubscriptionGroupConfig]] = {}
+        for broker, table in (await self._tables(cluster, partial=partial)).items():
+            for name, config in table.items():
+                found.setdefault(name, {})[broker] = config
+        return found
+
     async def _tables(
         self, cluster: str | None, *, partial: bool = False
     ) -> dict[str, dict[str, SubscriptionGroupConfig]]:
