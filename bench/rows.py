@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from peers.raw import max_offset, put_topic
@@ -245,9 +246,10 @@ def topics(bench: Bench) -> list[Row]:
         load = {"topic": f"T{count}q{queues}n", "topics": count, "queues": queues}
         loads[count, queues] = load
         for target in targets:
-            with target.awake():
-                for number in range(count):
-                    put_topic(target.port, f"{load['topic']}{number:04d}", queues)
+            names = [f"{load['topic']}{number:04d}" for number in range(count)]
+            with target.awake(), ThreadPoolExecutor(16) as pool:
+                for made in [pool.submit(put_topic, target.port, name, queues) for name in names]:
+                    made.result()
     found: dict[tuple[tuple[int, int], str], list[Sample]] = {}
     seconds = bench.seconds * 2 / 3
     for repetition in range(bench.repetitions):
@@ -275,7 +277,7 @@ def topics(bench: Bench) -> list[Row]:
         rows.append(
             Row(
                 *(said, "% of one topic", keeps["ours"], keeps["java"]),
-                limit=(1 - LOSS_MAX) * 100,
+                limit=None if places == TOPICS[0] else (1 - LOSS_MAX) * 100,
                 more=True,
                 errors=errors(ours, java),
                 note=note,
