@@ -136,6 +136,7 @@ async def _live(namesrv: str, timeout: float, every: float) -> None:
                 finally:
                     for task in (looking, waiting):
                         task.cancel()
+                    await asyncio.gather(looking, waiting, return_exceptions=True)
                 _draw(namesrv, every, seen, problem)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(every):
