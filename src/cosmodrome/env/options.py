@@ -339,8 +339,8 @@ class BrokerOptions(Options, frozen=True, kw_only=True):
     fast_lane_enable: Annotated[
         bool,
         _said(
-            "serve plain sends and pulls by compiled code where it is there; the answers are the"
-            " same, only the cost is not (ours)"
+            "serve plain sends and pulls by a short way of their own; the answers are the same,"
+            " only the cost is not (ours)"
         ),
     ] = True
     broker_fast_failure_enable: Annotated[

@@ -137,3 +137,4 @@ def test_the_pure_twin_warns_once(tmp_path: Path, pure: str) -> None:
     if pure:
         assert "core         pure" in text
         assert errors.count("compiled core is not loaded") == 1
+        assert "unset COSMODROME_PURE" in errors and "CPU per message" in errors
