@@ -1,0 +1,133 @@
+"""Whoever encodes records may tell what dispatch needs of them; it is taken at its word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.store.store_kit import HOST, Faults, draft, faulty_env, put, record_size, small
+
+from cosmodrome import speed
+from cosmodrome.env.real import real_env
+from cosmodrome.layout import INDEX_KEY, QUEUE_ENTRY
+from cosmodrome.store.store import Store
+
+
+class Telling:
+    """Messages without tags and keys, of which it is told that they have some."""
+
+    def __init__(self, bodies: list[bytes], tags_code: int) -> None:
+        self._bodies = bodies
+        self._tags_code = tags_code
+        self._done = 0
+        self.end = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._bodies) - self._done
+
+    @property
+    def next_bytes(self) -> int:
+        return record_size(draft(self._bodies[self._done]))
+
+    def encode(
+        self,
+        out: bytearray,
+        log_offset: int,
+        room: int,
+        store_ms: int,
+        next_offsets: dict[tuple[str, int], int],
+        before: dict[tuple[str, int], int | None],
+        queue_end: Callable[[str, int], int],
+    ) -> tuple[Any, ...]:
+        key, size = ("T", 0), 0
+        known = next_offsets.get(key)
+        first = queue_end(*key) if known is None else known
+        before.setdefault(key, first)
+        entries, keys, count = b"", b"", 0
+        while self.left and size + self.next_bytes <= room:
+            at = log_offset + size
+            wrote = speed.encode_record(
+                *(out, at, first + count, store_ms, b"T", 0, 0, 0, 0, HOST, HOST, 0, 0),
+                *(self._bodies[self._done], b""),
+            )
+            entries += QUEUE_ENTRY.pack(at, wrote, self._tags_code)
+            keys += INDEX_KEY.pack(speed.key_hash("T", "told"), at, store_ms)
+            size, count, self._done = size + wrote, count + 1, self._done + 1
+        next_offsets[key] = first + count
+        self.end = log_offset + size
+        return size, count, [("T", 0, first, entries)], keys
+
+
+def codes(store: Store) -> list[int]:
+    found: list[tuple[int, int, int]] = []
+    while more := store.entries("T", 0, len(found), 99):
+        found += more
+    return [code for _, _, code in found]
+
+
+def found(store: Store) -> int:
+    return len(store.find("T", "told", 99, 0, 1 << 60).records)
+
+
+@pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
+async def test_between_others_and_over_files(tmp_path: Path, flush: str) -> None:
+    store = Store(small(tmp_path, flush_disk_type=flush, max_index_num=100), real_env())
+    await store.start()
+    store.append(draft(b"read"))
+    telling = Telling([bytes(1000)] * 9, 7)
+    store.stage(telling)
+    store.append(draft(b"read"))
+    again = Telling([b"x"], 8)
+    store.stage(again)
+    assert not telling.left and telling.end > 2 * 4096
+    await store.settle(again.end)
+    assert codes(store) == [0, *[7] * 9, 0, 8]
+    assert found(store) == 10
+    assert not store._log.told
+    await store.stop()
+
+
+async def test_what_was_taken_back_was_never_told(tmp_path: Path) -> None:
+    faults = Faults()
+    store = Store(small(tmp_path), faulty_env(faults))
+    await store.start()
+    await put(store, draft(b"kept"))
+    faults.write = "commitlog"
+    outcome: list[object] = []
+    lost = Telling([b"lost"], 7)
+    store.stage(lost)
+    store.settle_then(lost.end, outcome.append)
+    store._log.write()
+    assert len(outcome) == 1 and not store._log.told
+    faults.write = None
+    await put(store, draft(b"lost"))  # at the same place
+    assert codes(store) == [0, 0] and found(store) == 0
+    await store.stop()
+
+
+async def test_recovery_reads_the_records_themselves(tmp_path: Path) -> None:
+    store = Store(small(tmp_path), real_env())
+    await store.start()
+    telling = Telling([b"a", b"b"], 7)
+    store.stage(telling)
+    await store.settle(telling.end)
+    assert codes(store) == [7, 7]
+    await store.abandon()
+    store = Store(small(tmp_path), real_env())
+    await store.start()
+    assert codes(store) == [0, 0]
+    await store.stop()
+
+
+async def test_of_a_deleted_topic_nothing_appears(tmp_path: Path) -> None:
+    store = Store(small(tmp_path), real_env())
+    await store.start()
+    telling = Telling([b"a"], 7)
+    store.stage(telling)
+    store.delete_topic("T")
+    await store.settle(telling.end)
+    assert store.bounds("T", 0) == (0, 0)
+    await store.stop()
