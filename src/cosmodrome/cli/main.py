@@ -34,8 +34,10 @@ COMMANDS = {
     "completion": ("completion:completion", "Make bash, zsh or fish complete words of cosmo."),
     "consume": ("consume:consume", "Print messages of a topic."),
     "context": ("context:context", "Named clusters, so that -n need not be typed."),
+    "dlq": ("dlq:dlq", "Dead letters: list, peek, send once more (redrive), export."),
     "doctor": ("doctor:doctor", "Look at this machine and the cluster; say what to mend."),
     "group": ("group:group", "Consumer groups: how far they are, why idle; move, copy, delete."),
+    "msg": ("msg:msg", "Single messages: get, find, print, resend, track, trace."),
     "pipeline": ("pipeline:pipeline", "Spark over topics: archive them, query them, replay them."),
     "produce": ("produce:produce", "Send one message per line of stdin (or --file) to a topic."),
     "request": ("produce:request", "Send a message and print the reply of its consumer."),
@@ -44,6 +46,7 @@ COMMANDS = {
     "timer": ("timer:timer", "Messages with a delivery time of their own: list, cancel."),
     "top": ("top:top", "Watch the cluster live: brokers, busiest topics, groups behind."),
     "topic": ("topic:topic", "Topics: list, make, look at, change and delete them."),
+    "tx": ("tx:tx", "Transactions that nobody has decided yet: list, resume."),
 }
 
 

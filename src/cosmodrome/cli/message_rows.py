@@ -25,7 +25,8 @@ _KNOWN = frozenset(
         *("deliver_at_ms", "queue_key", "topic"),
         # What `cosmo consume` prints beside them; a message that is sent gets its own.
         *("broker", "queue_id", "queue_offset", "msg_id", "offset_msg_id", "born_timestamp"),
-        *("store_timestamp", "reconsume_times"),
+        *("store_timestamp", "reconsume_times", "born_timestamp_iso", "store_timestamp_iso"),
+        *("born_host", "size", "origin_topic", "origin_msg_id", "why"),
     }
 )
 
@@ -113,7 +114,7 @@ def message_from_json(topic: str, line: str | bytes) -> Message:
 
 
 def _body(row: dict[str, Any]) -> bytes:
-    if "body_base64" in row:
+    if row.get("body_base64") is not None:
         try:
             return base64.b64decode(row["body_base64"], validate=True)
         except (binascii.Error, ValueError, TypeError) as error:

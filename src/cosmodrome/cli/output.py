@@ -84,7 +84,7 @@ def show(output: str, columns: Sequence[Column], rows: Iterable[Mapping[str, obj
         head, *lines = table_lines(columns, rows, wide=output == "wide")
         _write("".join(f"{line}\n" for line in (paint(head, bold=True), *lines)))
         return
-    records = [_record(columns, row) for row in rows]
+    records = [as_record(columns, row) for row in rows]
     if output == "json":
         _write(_json(records, indent=2))
     elif output == "jsonl":
@@ -216,7 +216,7 @@ def _members(name: str, value: object) -> list[tuple[str, Any]]:
     return [(name, _plain(value))]
 
 
-def _record(columns: Sequence[Column], row: Mapping[str, object]) -> dict[str, Any]:
+def as_record(columns: Sequence[Column], row: Mapping[str, object]) -> dict[str, Any]:
     """One row with all its members, also those of moments that are missing."""
     record: dict[str, Any] = {}
     for column in columns:

@@ -131,7 +131,7 @@ async def test_a_filter_chooses(node: Node, chosen: Filter, expected: list[int])
     async with Admin(node.namesrv) as admin:
         redrive = redriving(admin)
         plan = await redrive.planned(SOURCE, filter=chosen)
-        assert [one.offset for one in await redrive.preview(plan, 100)] == expected
+        assert [one.offset for _, one in await redrive.preview(plan, 100)] == expected
         assert not await redrive.runs(), "a preview writes nothing"
         run = await redrive.start(plan)
         assert run.skipped == 5 - len(expected)

@@ -128,7 +128,7 @@ class Redrive:
                 return run
         raise NotThere(f"there is no run {run_id}; `cosmo dlq redrive list` shows them")
 
-    async def preview(self, plan: Plan, most: int) -> list[Outcome]:
+    async def preview(self, plan: Plan, most: int) -> list[tuple[Place, Outcome]]:
         """What a run of this plan would do to its first messages."""
         taken: set[Place] = set()
         if not plan.again and await self._audit.open(create=False):
@@ -306,8 +306,8 @@ class _Work:
         )
         self.run.take(written)
 
-    async def preview(self, most: int) -> list[Outcome]:
-        found: list[Outcome] = []
+    async def preview(self, most: int) -> list[tuple[Place, Outcome]]:
+        found: list[tuple[Place, Outcome]] = []
         for part in self._plan.parts:
             queue = MessageQueue(
                 topic=self._plan.source, broker_name=part.broker, queue_id=part.queue
@@ -320,7 +320,7 @@ class _Work:
                     item = await self._sends.item(message)
                     if isinstance(item, Item):
                         item = Outcome(item.offset, item.msg_id, "would_be_sent", item.topic)
-                    found.append(item)
+                    found.append((Place(part.broker, part.queue, item.offset), item))
                 if end == at:
                     break
                 at = end
