@@ -80,8 +80,15 @@ async def test_java_consumers_that_subscribe_differently_and_to_nothing(
         Driver(java, target.namesrv, place, group, expression="TagA"),
         Driver(java, target.namesrv, place, group, expression="TagB"),
     ):
+
+        async def both_joined() -> bool:
+            async with Admin(target.namesrv) as admin:
+                return len(await admin.groups.members(group)) == 2
+
+        await until(both_joined)
         found = await explained(target, group)
-    assert {"SUBSCRIPTIONS_DIFFER", "FILTER_DROPS_EVERYTHING"} <= codes(found)
+    said = {name: member.why or len(member.looks) for name, member in found.facts.members.items()}
+    assert {"SUBSCRIPTIONS_DIFFER", "FILTER_DROPS_EVERYTHING"} <= codes(found), said
     (filtered,) = [one for one in found.findings if one.code == "FILTER_DROPS_EVERYTHING"]
     assert filtered.evidence["looked_at"] == 8
     assert filtered.evidence["tags_seen"] == {"A": 8}
