@@ -408,7 +408,9 @@ def random_repeat(chance: random.Random, opaque: int) -> bytes:
     born = chance.choice(BORN) if chance.random() < 0.1 else f"16900000000{opaque % 100:02}"
     fields = send_fields(e=str(chance.randrange(2)), g=born, i=text)
     flag = 2 if chance.random() < 0.05 else 0
-    return frame(310, opaque, fields, b"x" * chance.randrange(90), flag=flag, style=opaque % 2 * 5)
+    return frame(
+        310, opaque, fields, b"x" * chance.randrange(90), flag=flag, style=(0, 5, 4)[opaque % 3]
+    )
 
 
 KINDS = (

@@ -28,7 +28,7 @@ from cosmodrome.layout import (
     FRAME_PREFIX,
     HEADER_LENGTH_MASK,
     PROPERTIES_BYTES_MAX,
-    SERIALIZE_JSON,
+    SERIALIZE_BINARY,
     SYS_BORN_V6,
     SYS_STORE_V6,
     SYS_TRANSACTION_MASK,
@@ -40,8 +40,6 @@ from cosmodrome.speed.lane_habits import (
     LEARN_COST,
     REST_COUNT,
     Places,
-    cut,
-    join,
     places,
     repeats,
 )
@@ -191,10 +189,10 @@ class Intake:
             serialize = word >> 24
             text = data[header_at:body_at]
             header = None
+            if self._credit > 0 and take_again(serialize, text, data[body_at:stop], base + pos):
+                pos = stop
+                continue
             if not serialize:
-                if self._credit > 0 and take_again(text, data[body_at:stop], base + pos):
-                    pos = stop
-                    continue
                 try:
                     header = read_json(text)
                     if header.code == CODE_SEND:
@@ -210,8 +208,7 @@ class Intake:
                 body = data[body_at:stop]
                 if not self._store_host or not take(header, serialize, body, base + pos):
                     return base + pos, OTHER
-                if not serialize:
-                    self._learn(text)
+                self._learn(serialize, text)
             elif header.flag & FLAG_RESPONSE:
                 return base + pos, OTHER
             else:
@@ -257,15 +254,16 @@ class Intake:
         self._starts.append(start)
         return True
 
-    def _take_again(self, text: bytes, body: bytes, start: int) -> bool:
+    def _take_again(self, serialize: int, text: bytes, body: bytes, start: int) -> bool:
         """Note a send whose header is like one before; False when it has to be read."""
         known = self.known
-        where: Places | None = known.get(len(text))
+        size = -len(text) if serialize else len(text)
+        where: Places | None = known.get(size)
         self._credit -= 1
-        if where is None:
+        if where is None or serialize > SERIALIZE_BINARY:
             return False
         a, b, c, d, e, f, behind = where
-        habit: _Habit | None = known.get((len(text), text[:a]))
+        habit: _Habit | None = known.get((size, text[:a]))
         if habit is None or (text[b:c], text[d:e], text[f:]) != habit[0]:
             return False
         if behind:
@@ -274,17 +272,21 @@ class Intake:
             opaque, born, unique = text[a:b], text[c:d], text[e:f]
         _, shape, code, oneway, wait, before, after, tags_code = habit
         if born != self._born_bytes:
-            if not born.isdigit() or len(born) > 18:
+            if not born.isdigit():
                 return False
             self._born_bytes, self._born_ms = born, int(born)
-        if not (unique.isalnum() and opaque.isdigit()) or (opaque[0] == 48 and opaque != b"0"):
+        if serialize:
+            number = int.from_bytes(opaque, "big", signed=True)
+        elif opaque.isdigit() and (opaque[0] != 48 or opaque == b"0"):
+            number = int(opaque)
+        else:
             return False
-        number = int(opaque)
         properties = before + unique + after
         plan = shape[4]
         size = plan.fixed_bytes + self._hosts_bytes + len(body) + len(properties)
         if (
             number > 0x7FFFFFFF
+            or not unique.isalnum()
             or len(body) > self._body_bytes_max
             or size > self._record_bytes_max
             or len(properties) > PROPERTIES_BYTES_MAX
@@ -292,34 +294,34 @@ class Intake:
         ):
             return False
         message = (shape[2], body, properties, tags_code, (plan.unique_hash(unique),))
-        request = (code, number, SERIALIZE_JSON, oneway)
+        if serialize:
+            self.saw_binary = True
+        request = (code, number, serialize, oneway)
         self._asks.append((shape, self._born_ms, request, wait, size, message))
         self._starts.append(start)
         self._credit += 2
         return True
 
-    def _learn(self, text: bytes) -> None:
+    def _learn(self, serialize: int, text: bytes) -> None:
         """The send that was noted last had this header: know it when it comes again."""
         shape, _, request, wait, _, message = self._asks[-1]
         if request is None or shape[5] or len(message[4]) != 1 or len(text) > HEADER_BYTES_MAX:
             return
-        if self._credit < LEARN_COST:
+        where = places(serialize, text)
+        if where is None or self._credit < LEARN_COST:
             return
         self._credit -= LEARN_COST
-        found = cut(text)
-        key, born, unique, opaque = found
-        if not (born.isdigit() and unique.isalnum() and opaque.isdigit()) or join(*found) != text:
-            return
-        pair = b"UNIQ_KEY\x01" + unique
+        a, b, c, d, e, f, behind = where
+        pair = b"UNIQ_KEY\x01" + (text[c:d] if behind else text[e:f])
         before, pair, after = message[2].partition(pair)
-        if not pair or after[:1] != b"\x02" or not repeats(key, text, unique):
+        if not pair or after[:1] != b"\x02" or not repeats(serialize, text, where):
             return
-        a, b, c, d, e, f, behind = places(found)
         parts = (text[b:c], text[d:e], text[f:])
         before += b"UNIQ_KEY\x01"
-        self._remember(len(text), (a, b, c, d, e, f, behind))
+        size = -len(text) if serialize else len(text)
+        self._remember(size, where)
         self._remember(
-            (len(text), text[:a]),
+            (size, text[:a]),
             (parts, shape, request[0], request[3], wait, before, after, message[3]),
         )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
 from cosmodrome.layout import FRAME_PREFIX, SERIALIZE_BINARY
 
-_OPAQUE_AT = FRAME_PREFIX.size + 5  # in a frame with a binary header
 _pack_prefix = FRAME_PREFIX.pack
+_pack_int = struct.Struct(">i").pack
 
 
 class Template:
@@ -26,11 +27,17 @@ class Template:
         self.holes = len(parts) - 1 - (not binary)
         if self.holes < 0:
             raise ValueError("a template without parts")
-        self._fields_at = FRAME_PREFIX.size + fields_at
-        self._fields_bytes = fields_bytes - sum(map(len, parts))
+        if binary:
+            # Without the numbers that are put in: opaque, length of the fields, of each hole.
+            cut = [*(part[:-4] for part in parts[:-1]), parts[-1]]
+            first, *self._rests = cut
+            self._front = (first[:5], first[9:fields_at], first[fields_at + 4 :])
+            self._fixed_bytes = sum(map(len, parts))
+            self._fields_bytes = fields_bytes
+            return
         plain = [part.replace(b"%", b"%%") for part in parts]
         self._numbers = b"%d".join(plain)
-        if self.holes == 3 and not binary:
+        if self.holes == 3:
             # For sends: the id of one message, and of several.
             rest = b"%d".join(plain[1:])
             self.one = plain[0] + b"%b%016X" + rest
@@ -47,21 +54,16 @@ class Template:
 
     def fill(self, opaque: int, body_bytes: int, texts: Sequence[bytes]) -> bytes:
         """The same for a binary header, its holes given as text."""
-        out = bytearray(FRAME_PREFIX.size)
-        for part, text in zip(self.parts, texts, strict=False):
-            out += part
-            out[-4:] = len(text).to_bytes(4, "big")
-            out += text
-        out += self.parts[-1]
-        header_bytes = len(out) - FRAME_PREFIX.size
-        out[_OPAQUE_AT : _OPAQUE_AT + 4] = opaque.to_bytes(4, "big", signed=True)
-        # All that is not in the parts was put into the holes.
-        fields_bytes = self._fields_bytes + header_bytes
-        out[self._fields_at : self._fields_at + 4] = fields_bytes.to_bytes(4, "big")
-        FRAME_PREFIX.pack_into(
-            out, 0, 4 + header_bytes + body_bytes, SERIALIZE_BINARY << 24 | header_bytes
-        )
-        return bytes(out)
+        text_bytes = sum(map(len, texts))
+        header_bytes = self._fixed_bytes + text_bytes
+        word = SERIALIZE_BINARY << 24 | header_bytes
+        before, between, behind = self._front
+        fields_bytes = self._fields_bytes + text_bytes
+        out = [_pack_prefix(4 + header_bytes + body_bytes, word), before, _pack_int(opaque)]
+        out += (between, _pack_int(fields_bytes), behind)
+        for text, part in zip(texts, self._rests, strict=True):
+            out += (_pack_int(len(text)), text, part)
+        return b"".join(out)
 
 
 Request = tuple[int, int, int, bool]  # code, opaque, serialize, one-way

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cosmodrome.speed import lane_pure
-from cosmodrome.speed.lane_habits import CREDIT_MAX, LEARN_COST, cut, join, places, repeats
+from cosmodrome.speed.lane_habits import CREDIT_MAX, LEARN_COST, places, repeats
+from cosmodrome.speed.pure import encode_header
 
 BORN_HOST = bytes(8)
 STORE_HOST = bytes(range(8))
@@ -31,8 +32,9 @@ def header(opaque: Any = 1, key: str = "7F00A1", born: str = "1690", *, last: bo
     return json.dumps(head, separators=(",", ":")).encode()
 
 
-def framed(head: bytes, body: bytes = b"body") -> bytes:
-    return struct.pack(">II", 4 + len(head) + len(body), len(head)) + head + body
+def framed(head: bytes, body: bytes = b"body", serialize: int = 0) -> bytes:
+    word = serialize << 24 | len(head)
+    return struct.pack(">II", 4 + len(head) + len(body), word) + head + body
 
 
 class Staged:
@@ -56,17 +58,29 @@ class Staged:
         return self.intake.feed(memoryview(data), 0, 99, BORN_HOST, STORE_HOST, self.stage)
 
 
+def binary(opaque: int = 1, key: str = "7F00A1", born: str = "1690", group: str = "group") -> bytes:
+    text = f"x\x01y\x02UNIQ_KEY\x01{key}\x02TAGS\x01A"
+    ext = {"a": group, "b": "T", "c": "TBW102", "d": "4", "e": "1", "f": "0", "g": born, "h": "0"}
+    return encode_header(1, 310, 0, 9, opaque, 0, None, {**ext, "i": text, "j": "0"})
+
+
 @pytest.mark.parametrize("last", [True, False])
-def test_a_cut_header_can_be_joined_again(last: bool) -> None:
+def test_values_are_found(last: bool) -> None:
     text = header(17, "AB12", last=last)
-    found = cut(text)
-    assert found[1:] == (b"1690", b"AB12", b"17")
-    assert join(*found) == text
-    a, b, c, d, e, f, behind = places(found)
-    values = (text[a:b], text[c:d], text[e:f])
+    where = places(0, text)
+    assert where is not None and repeats(0, text, where)
+    a, b, c, d, e, f, behind = where
     assert behind is last
+    values = (text[a:b], text[c:d], text[e:f])
     assert values == ((b"1690", b"AB12", b"17") if last else (b"17", b"1690", b"AB12"))
-    assert repeats(found[0], text, b"AB12")
+
+
+def test_values_are_found_in_a_binary_header() -> None:
+    text = binary(17, "AB12")
+    where = places(1, text)
+    assert where is not None and repeats(1, text, where)
+    a, b, c, d, e, f, behind = where
+    assert (text[a:b], text[c:d], text[e:f], behind) == (b"\0\0\0\x11", b"1690", b"AB12", False)
 
 
 @pytest.mark.parametrize(
@@ -77,28 +91,56 @@ def test_a_cut_header_can_be_joined_again(last: bool) -> None:
         header().replace(b'"g":"1690"', b'"z":"\\"g\\":\\"1690\\""'),
         header().replace(b'"version":9', b'"version":9,"opaque":4'),
         header().replace(b'"m":"false"', b'"g":"1"'),
+        header().replace(b'"a":"group"', b'"a":"UNIQ_KEY\\u0001A1\\u0002"'),
         header(key='7"F'),
         header("1"),
+        header(12345678901),
     ],
 )
 def test_what_only_looks_like_one_is_no_habit(text: bytes) -> None:
-    found = cut(text)
-    assert join(*found) != text or not repeats(found[0], text, found[2])
+    where = places(0, text)
+    assert where is None or not repeats(0, text, where)
 
 
-def test_a_repeated_header_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        binary()[:40],
+        binary(key=""),
+        binary(born="x"),
+        binary(group="\0\1g\0\0\0\0017"),
+        binary(group="UNIQ_KEY\1A1\2"),
+        binary(group="\0\1g\0\0\0\0017UNIQ_KEY\1A1\2"),
+    ],
+)
+def test_what_only_looks_like_a_binary_one(text: bytes) -> None:
+    where = places(1, text)
+    assert where is None or not repeats(1, text, where)
+
+
+@pytest.mark.parametrize("serialize", [0, 1])
+def test_a_repeated_header_is_not_decoded(monkeypatch: pytest.MonkeyPatch, serialize: int) -> None:
     staged, twin = Staged(), Staged()
-    heads = [header(number, f"7F00{number:02}", f"16{number:02}") for number in range(10, 20)]
+    make = binary if serialize else header
+    heads = [make(number, f"7F00{number:02}", f"16{number:02}") for number in range(10, 20)]
     twin.intake._credit = -(1 << 30)
     for head in heads:
-        twin.feed(framed(head))
-    staged.feed(framed(heads[0]))
+        twin.feed(framed(head, serialize=serialize))
+    staged.feed(framed(heads[0], serialize=serialize))
     monkeypatch.setattr(lane_pure, "read_json", None)
     monkeypatch.setattr(lane_pure, "read_any", None)
-    data = b"".join(map(framed, heads[1:]))
+    data = b"".join(framed(head, serialize=serialize) for head in heads[1:])
     assert staged.feed(data) == (len(data), lane_pure.NOTHING)
     assert staged.data == twin.data
     assert staged.intake.tickets()[0] == [(310, 9)]
+    assert staged.intake.saw_binary is bool(serialize)
+
+
+def test_a_header_form_that_nobody_knows_is_no_habit() -> None:
+    staged = Staged()
+    staged.feed(framed(binary(1), serialize=1))
+    assert staged.feed(framed(binary(2), serialize=2)) == (0, lane_pure.OTHER)
 
 
 @pytest.mark.parametrize("opaque", ["01", "-1", "2147483648", "1.5", "1e1", '"1"', "null"])
