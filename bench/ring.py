@@ -21,7 +21,7 @@ from typing import cast
 from bench.loadgen import cpu_seconds, new_loop, send_frame
 
 FRAMES_MIN = 4096  # so that unique keys do not come again at once
-GOOD = b'"code":0,'
+ANSWER, GOOD = b'"code":', b'"code":0,'
 LOOK_S = 0.02
 END_S = 5.0  # for answers to come after the last request
 
@@ -48,7 +48,7 @@ class Load:
         self.frame_bytes = frame_bytes
         self.frames = len(ring) // frame_bytes
         self.left = count or sys.maxsize  # requests that may still be sent
-        self.sent = self.answered = 0
+        self.sent = self.answered = self.good = 0
         self.first_error = ""
 
     async def until_answered(self, seconds: float) -> None:
@@ -59,6 +59,19 @@ class Load:
             await asyncio.sleep(LOOK_S)
 
 
+class Mark:
+    """Counts a mark in bytes that come in pieces."""
+
+    def __init__(self, mark: bytes) -> None:
+        self._mark = mark
+        self._tail = b""  # shorter than the mark, so nothing is counted twice
+
+    def seen(self, data: bytes) -> int:
+        text = self._tail + data
+        self._tail = text[1 - len(self._mark) :]
+        return text.count(self._mark)
+
+
 class Sender(asyncio.Protocol):
     """Keeps `window` requests in flight, from its own place in the ring on."""
 
@@ -66,7 +79,7 @@ class Sender(asyncio.Protocol):
         self._load = load
         self._window = window
         self._slot = slot
-        self._tail = b""
+        self._answers, self._good = Mark(ANSWER), Mark(GOOD)
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -74,16 +87,14 @@ class Sender(asyncio.Protocol):
         self._send(self._window)
 
     def data_received(self, data: bytes) -> None:
-        # The tail is shorter than the mark, so nothing is counted twice.
-        text = self._tail + data
-        good = text.count(GOOD)
-        self._tail = text[1 - len(GOOD) :]
         load = self._load
-        load.answered += good
-        if not good and not load.first_error and b'"remark":"' in text:
-            remark = text.partition(b'"remark":"')[2].partition(b'"')[0]
+        answers, good = self._answers.seen(data), self._good.seen(data)
+        load.answered += answers
+        load.good += good
+        if good < answers and not load.first_error:
+            remark = data.partition(b'"remark":"')[2].partition(b'"')[0]
             load.first_error = remark.decode(errors="replace")
-        self._send(good)
+        self._send(answers)
 
     def _send(self, count: int) -> None:
         load = self._load
@@ -112,13 +123,13 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
         transports.append(transport)
     await asyncio.sleep(options.warmup)
     pids = [int(pid) for pid in options.pid.split(",") if pid]
-    cpu, began, before = cpu_seconds(pids), time.perf_counter(), load.answered
+    cpu, began, before = cpu_seconds(pids), time.perf_counter(), load.good
     if options.count:
         await load.until_answered(options.duration)
     else:
         await asyncio.sleep(options.duration)
     seconds, cpu = time.perf_counter() - began, cpu_seconds(pids) - cpu
-    messages = (load.answered - before) * options.batch
+    messages = (load.good - before) * options.batch
     load.left = 0
     await load.until_answered(END_S)
     for transport in transports:
@@ -126,8 +137,8 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
     result: dict[str, object] = {
         "op": "ring",
         "tps": round(messages / seconds),
-        "stored": load.answered * options.batch,
-        "errors": load.sent - load.answered,
+        "stored": load.good * options.batch,
+        "errors": load.sent - load.good,
         "first_error": load.first_error,
         "messages": messages,
     }

@@ -158,7 +158,7 @@ def pulls(bench: Bench) -> list[Row]:
         for load, _ in PULLS.values():
             with target.awake():
                 size = load["size"]
-                fill = {"topic": f"Pull{size}", "size": size, "queues": 8, "batch": 32, "window": 2}
+                fill = {"topic": f"Pull{size}", "size": size, "queues": 8, "batch": 32, "window": 1}
                 bench.ring(target, {**fill, "count": FILL_BATCHES}, 60, 0)
     for number, (load, _) in enumerate(PULLS.values()):
         bench.warm(targets, load, 0.4 if number else 1.0)

@@ -191,8 +191,18 @@ async def test_a_paced_load_keeps_its_rate(floor_address: str) -> None:
 async def test_requests_that_are_refused_are_errors(
     floor_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # More queues than the floor has: its lane leaves the request, and nobody else serves it.
-    refused = options(addr=floor_address, queues=2000, topics=1, conns=1, count=2000, duration=1)
+    # The floor has 1,024 queues: its lane leaves other sends, and nobody else serves them.
     monkeypatch.setattr(ring, "END_S", 0.1)
+    refused = options(addr=floor_address, queues=2000, topics=1, conns=1, count=2000, duration=10)
     result = await ring.run(refused)
-    assert result["errors"] and "not served" in str(result["first_error"])
+    assert (result["stored"], result["errors"]) == (1024, 976)
+    assert "not served" in str(result["first_error"])
+
+
+def test_a_mark_is_counted_once_wherever_it_is_cut() -> None:
+    text = b'{"code":0,"x":1}{"code":10}{"code":0,}'
+    for cut in range(len(text)):
+        answers, good = ring.Mark(ring.ANSWER), ring.Mark(ring.GOOD)
+        parts = text[:cut], text[cut:]
+        assert sum(map(answers.seen, parts)) == 3
+        assert sum(map(good.seen, parts)) == 2
