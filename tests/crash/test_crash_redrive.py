@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from peers.resolve import ROOT
 
 from cosmodrome import blocking
 from cosmodrome.client.operate.admin import Admin
-from cosmodrome.client.operate.reading import spans, walk
+from cosmodrome.client.operate.reading import page, spans, walk
+from cosmodrome.client.operate.redrive_audit import AUDIT_TOPIC
 from cosmodrome.client.values import Message
 
 CYCLES = int(os.environ.get("CRASH_CYCLES", "1"))
@@ -90,6 +92,22 @@ def wait_for(namesrv: str, number: int) -> int:
     return asyncio.run(wait())
 
 
+def wait_for_intent(namesrv: str) -> None:
+    """Until a batch is announced: then its messages are on their way."""
+
+    async def wait() -> None:
+        async with Admin(namesrv) as admin, asyncio.timeout(60):
+            (part,) = await spans(admin.fleet, AUDIT_TOPIC)
+            at = part.end
+            while True:
+                found = await page(admin.fleet, part.queue, part.address, at)
+                if any(message.tags == "intent" for message in found.messages):
+                    return
+                at = found.next_offset
+
+    asyncio.run(wait())
+
+
 @pytest.mark.parametrize("killed", ["command", "both"])
 def test_killed_and_resumed(tmp_path: Path, killed: str) -> None:
     chance = random.Random(20261116)
@@ -104,9 +122,11 @@ def test_killed_and_resumed(tmp_path: Path, killed: str) -> None:
             begun = 0
             try:
                 while True:
-                    begun = wait_for(namesrv, min(COUNT, begun + chance.randrange(20, 150)))
+                    begun = wait_for(namesrv, min(COUNT, begun + chance.randrange(20, 100)))
                     if begun >= COUNT or work.poll() is not None or kills == 2:
                         break
+                    wait_for_intent(namesrv)
+                    time.sleep(chance.random() / 50)
                     work.send_signal(signal.SIGKILL)
                     work.communicate()
                     kills += 1
@@ -120,6 +140,8 @@ def test_killed_and_resumed(tmp_path: Path, killed: str) -> None:
                 assert kills, "it was too fast to be killed"
                 (run,) = said(namesrv, "list")
                 found = arrived(namesrv)
+                outcomes = Counter(one["outcome"] for one in said(namesrv, "show", str(run["run"])))
+                print(f"killed {kills} times: {dict(outcomes)}")
             finally:
                 if work.poll() is None:
                     work.kill()

@@ -17,7 +17,8 @@ from cosmodrome.client.operate.redrive import Busy, Interrupted, Redrive, TakenO
 from cosmodrome.client.operate.redrive_audit import AUDIT_TOPIC, Outcome
 from cosmodrome.client.operate.redrive_plan import Filter
 from cosmodrome.client.operate.redrive_sends import Sends
-from cosmodrome.client.values import NoRoute
+from cosmodrome.client.send.producer import Producer
+from cosmodrome.client.values import Message, NoRoute
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import ConfigError, TimedOut, Unreachable
 from cosmodrome.wire.commands import GetMaxOffset
@@ -173,6 +174,20 @@ async def test_what_cannot_be_sent_is_said_and_not_lost(node: Node) -> None:
         later = await redrive.start(await redrive.planned(SOURCE))
         assert later.counts == {"sent": 1, "no_target": 1} and later.skipped == 3
     assert await arrived(node, "Gone") == bodies(3)
+
+
+async def test_a_compressed_body_stays_as_it_is(node: Node) -> None:
+    await fill(node, 0)
+    whole = b"long " * 2000
+    async with Producer(node.namesrv, group="p") as producer, Admin(node.namesrv) as admin:
+        sent = await producer.send(Message(SOURCE, whole))
+        redrive = redriving(admin)
+        run = await redrive.start(await redrive.planned(SOURCE, target=TARGET))
+        (outcome,) = run.results.values()
+        found = await admin.messages.by_unique_key(TARGET, outcome.new_id or "")
+    assert found is not None and found.body == whole and outcome.msg_id == sent.msg_id
+    (record,) = await stored(node.broker, TARGET)
+    assert len(record.body) < len(whole) / 10
 
 
 async def test_the_rate_is_kept(node: Node) -> None:

@@ -385,7 +385,7 @@ class _Work:
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + BATCH_S
         written = await self._audit.append(intent)
-        async for other in self._audit.read(self.seen):
+        async for other in self._audit.read(self.seen, through=written.offset):
             if other.entry.run == self._plan.run and other.offset not in self._taken_in:
                 self.run.take(other)
             self.seen = other.offset + 1

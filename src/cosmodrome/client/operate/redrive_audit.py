@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from cosmodrome.client.operate.fleet import Fleet
-from cosmodrome.client.operate.reading import Span, page, span
+from cosmodrome.client.operate.reading import page, span
 from cosmodrome.client.operate.redrive_plan import Plan
 from cosmodrome.client.operate.topics import Topics
 from cosmodrome.client.values import MessageQueue, NoRoute
@@ -222,12 +222,12 @@ class Audit:
         )
         return Written(reply.queue_offset, now_ms, entry)
 
-    async def read(self, begin: int = 0) -> AsyncIterator[Written]:
-        """From an offset to the end."""
+    async def read(self, begin: int = 0, through: int | None = None) -> AsyncIterator[Written]:
+        """From an offset to the end, or to an entry that is known to be there."""
         queue = self._here()
-        part: Span = await span(self._fleet, queue, self._address)
-        at = max(begin, part.begin)
-        while True:
+        # Entries that were read before are not the oldest any more when they expire.
+        at = begin or (await span(self._fleet, queue, self._address)).begin
+        while through is None or at <= through:
             found = await page(self._fleet, queue, self._address, at)
             for message in found.messages:
                 try:
