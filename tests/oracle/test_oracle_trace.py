@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 import time
@@ -11,6 +12,9 @@ import pytest
 from oracle_checks import Cluster, names
 from peers.clients import GO, JAVA, Client, Consumer, Letter, run, send
 from peers.java import mqadmin
+
+from cosmodrome.client.operate.admin import Admin
+from cosmodrome.client.operate.tracks import Traced, traces
 
 Ready = Callable[[Client], Client]
 
@@ -54,3 +58,17 @@ def test_trace_records(
     (published,) = [record for record in records if record[0] == "Pub"]
     assert published[3:8] == [f"p_{group}", topic, answer["msg_id"], "T1", f"key_{group}"]
     assert published[9] == str(len(sent[0].body))
+
+    # And as `cosmo msg trace` tells it.
+    for by in (answer["msg_id"], f"key_{group}"):
+        life = asyncio.run(life_of(cluster.namesrv, by))
+        assert [one.event for one in life] == ["sent", "consume", "consumed"]
+        assert [one.group for one in life] == [f"p_{group}", group, group]
+        assert [one.status for one in life] == ["stored", "begun", "success"]
+        assert None not in [one.time_ms for one in life]
+        assert (life[0].topic, life[0].keys) == (topic, f"key_{group}")
+
+
+async def life_of(namesrv: str, msg_id: str) -> list[Traced]:
+    async with Admin(namesrv) as admin:
+        return await traces(admin, msg_id)
