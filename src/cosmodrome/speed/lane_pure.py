@@ -85,9 +85,9 @@ _LENGTH_MAX = FRAME_BYTES_MAX - 4
 _SENDS = (CODE_SEND_V2, CODE_SEND_BATCH, CODE_SEND)
 
 
-# parts of the header behind its first, shape, code, one-way, wait, properties before and behind
-# the unique key, tags code
-_Habit = tuple[tuple[bytes, bytes, bytes], Shape, int, bool, bool, bytes, bytes, int]
+# parts of the header, shape, code, one-way, wait, properties before and behind the unique key,
+# tags code
+_Habit = tuple[tuple[bytes, bytes, bytes, bytes], Shape, int, bool, bool, bytes, bytes, int]
 
 
 class Intake:
@@ -263,8 +263,8 @@ class Intake:
         if where is None or serialize > SERIALIZE_BINARY:
             return False
         a, b, c, d, e, f, behind = where
-        habit: _Habit | None = known.get((size, text[:a]))
-        if habit is None or (text[b:c], text[d:e], text[f:]) != habit[0]:
+        habit: _Habit | None = known.get((size, text[:a] if behind else text[b:c]))
+        if habit is None or (text[:a], text[b:c], text[d:e], text[f:]) != habit[0]:
             return False
         if behind:
             born, unique, opaque = text[a:b], text[c:d], text[e:f]
@@ -316,12 +316,12 @@ class Intake:
         before, pair, after = message[2].partition(pair)
         if not pair or after[:1] != b"\x02" or not repeats(serialize, text, where):
             return
-        parts = (text[b:c], text[d:e], text[f:])
+        parts = (text[:a], text[b:c], text[d:e], text[f:])
         before += b"UNIQ_KEY\x01"
         size = -len(text) if serialize else len(text)
         self._remember(size, where)
         self._remember(
-            (size, text[:a]),
+            (size, parts[0] if behind else parts[1]),  # what has topic and queue
             (parts, shape, request[0], request[3], wait, before, after, message[3]),
         )
 

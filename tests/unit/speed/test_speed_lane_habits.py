@@ -16,9 +16,16 @@ BORN_HOST = bytes(8)
 STORE_HOST = bytes(range(8))
 
 
-def header(opaque: Any = 1, key: str = "7F00A1", born: str = "1690", *, last: bool = True) -> bytes:
+def header(
+    opaque: Any = 1,
+    key: str = "7F00A1",
+    born: str = "1690",
+    *,
+    queue: str = "1",
+    last: bool = True,
+) -> bytes:
     text = f"x\x01y\x02UNIQ_KEY\x01{key}\x02TAGS\x01A"
-    plain = {"a": "group", "b": "T", "c": "TBW102", "d": "4", "e": "1", "f": "0", "g": born}
+    plain = {"a": "group", "b": "T", "c": "TBW102", "d": "4", "e": queue, "f": "0", "g": born}
     ext = {**plain, "h": "0", "i": text, "j": "0", "k": "false", "m": "false"}
     head: dict[str, Any] = {
         "code": 310,
@@ -58,9 +65,15 @@ class Staged:
         return self.intake.feed(memoryview(data), 0, 99, BORN_HOST, STORE_HOST, self.stage)
 
 
-def binary(opaque: int = 1, key: str = "7F00A1", born: str = "1690", group: str = "group") -> bytes:
+def binary(
+    opaque: int = 1,
+    key: str = "7F00A1",
+    born: str = "1690",
+    group: str = "group",
+    queue: str = "1",
+) -> bytes:
     text = f"x\x01y\x02UNIQ_KEY\x01{key}\x02TAGS\x01A"
-    ext = {"a": group, "b": "T", "c": "TBW102", "d": "4", "e": "1", "f": "0", "g": born, "h": "0"}
+    ext = {"a": group, "b": "T", "c": "TBW102", "d": "4", "e": queue, "f": "0", "g": born, "h": "0"}
     return encode_header(1, 310, 0, 9, opaque, 0, None, {**ext, "i": text, "j": "0"})
 
 
@@ -156,6 +169,21 @@ def test_an_odd_opaque_is_read_in_the_ordinary_way(opaque: str) -> None:
     assert staged.feed(framed(odd)) == twin.feed(framed(odd))
     assert staged.data == twin.data
     assert [ask[2] for ask in staged.intake._asks] == [ask[2] for ask in twin.intake._asks]
+
+
+@pytest.mark.parametrize("form", ["json", "opaque first", "binary"])
+def test_queues_do_not_displace_each_other(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    staged = Staged()
+    heads = [
+        binary(1, queue=queue) if form == "binary" else header(1, queue=queue, last=form == "json")
+        for queue in "0123"
+    ]
+    data = b"".join(framed(head, serialize=int(form == "binary")) for head in heads)
+    staged.feed(data)
+    monkeypatch.setattr(lane_pure, "read_json", None)
+    monkeypatch.setattr(lane_pure, "read_any", None)
+    assert staged.feed(data) == (len(data), lane_pure.NOTHING)
+    assert staged.offsets == {("T", queue_id): 2 for queue_id in range(4)}
 
 
 def test_habits_go_with_the_plans() -> None:
