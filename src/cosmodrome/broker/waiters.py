@@ -103,8 +103,7 @@ class _Deadlines:
             self._heap = [item for item in self._heap if not item[2].gone]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (at, next(self._order), waiter))
-        if self._timer is None or at < self._timer_at:
-            self._arm(loop, at)
+        self._arm(loop, at)
 
     def clear(self) -> None:
         self._heap.clear()
@@ -113,7 +112,10 @@ class _Deadlines:
             self._timer = None
 
     def _arm(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
+        """Have the timer run at that time, if it does not run before."""
         if self._timer is not None:
+            if self._timer_at <= at:
+                return
             self._timer.cancel()
         self._timer_at = at
         self._timer = loop.call_at(at, self._run, loop)
@@ -124,8 +126,7 @@ class _Deadlines:
         while self._heap:
             at, _, waiter = self._heap[0]
             if not waiter.gone and at > due_at:
-                if self._timer is None or at < self._timer_at:
-                    self._arm(loop, at)
+                self._arm(loop, at)
                 return
             heapq.heappop(self._heap)
             if not waiter.gone:

@@ -329,3 +329,79 @@ def test_percentiles_speak_of_the_last_two_windows() -> None:
     times.turn()
     assert times.percentile_ms(0.999) == 0.0
     assert times.longest_ms == 400
+
+
+# --- counts of the fast lane -------------------------------------------------------------------
+
+
+class Elsewhere:
+    """Counts by itself until it is asked."""
+
+    def __init__(self, stats: Stats) -> None:
+        self.stats = stats
+        self.owed: list[tuple[Any, ...]] = []
+        stats.counts_from(self.tell)
+
+    def pulled(self, calls: int, count: int, next_offset: int = 7, ms: float = 1.5) -> None:
+        self.owed.append(("G", "T", 0, calls, count, 10 * count, ms, ms, next_offset))
+
+    def tell(self) -> None:
+        owed, self.owed = self.owed, []
+        for one in owed:
+            self.stats.add(*one)
+
+
+def of_queue(stats: Stats) -> tuple[int, int, int]:
+    item = stats._groups["T", "G"].queues[0]
+    return item.messages, item.calls, item.next_offset
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda stats: stats.gets,
+        lambda stats: stats.of_group("T", "G"),
+        lambda stats: stats.get_rate("G", "T"),
+        lambda stats: stats.longest_get_ms,
+        lambda stats: stats.advance(),
+        lambda stats: setattr(stats, "detailed", False),
+    ],
+)
+def test_nothing_is_told_without_what_was_counted_elsewhere(ask: Any) -> None:
+    stats = Stats()
+    elsewhere = Elsewhere(stats)
+    elsewhere.pulled(3, 40)
+    ask(stats)
+    assert of_queue(stats) == (40, 3, 7) and not elsewhere.owed
+    assert (stats._gets.messages, stats._gets.size, stats._gets.calls) == (40, 400, 3)
+    assert stats._longest_get_ms == 1.5
+
+
+def test_what_was_counted_elsewhere_belongs_to_its_tick() -> None:
+    stats = Stats()
+    elsewhere = Elsewhere(stats)
+    elsewhere.pulled(1, 10)
+    stats.advance()
+    elsewhere.pulled(1, 20)
+    assert messages(stats.of_group("T", "G"), stats.tick, MINUTE) == (10, 10)
+    assert messages(stats.gets, stats.tick, MINUTE) == (10, 10)
+
+
+def test_the_later_count_says_where_a_group_reads() -> None:
+    stats = Stats()
+    elsewhere = Elsewhere(stats)
+    elsewhere.pulled(1, 1, next_offset=100)
+    got(stats, next_offset=50)
+    assert of_queue(stats) == (2, 2, 50)
+    elsewhere.pulled(1, 1, next_offset=60)
+    stats.forget_group("nobody")
+    assert of_queue(stats) == (3, 3, 60)
+
+
+def test_a_topic_that_goes_takes_its_counts_along() -> None:
+    stats = Stats()
+    elsewhere = Elsewhere(stats)
+    elsewhere.pulled(2, 5)
+    stats.forget_topic("T")
+    assert stats.of_group("T", "G") is None and stats.gets.messages == 5
+    assert stats._queue_count == 0
