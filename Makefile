@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q --retries 
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check demo sim faults oracle bench bench-java golden docs lock clean
+.PHONY: help run test check demo sim faults oracle bench bench-java bench-gate golden docs lock clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,8 +40,11 @@ oracle: $(VENV)/.dev ## unmodified Java, Go, C++ and Node clients against this n
 bench: $(VENV)/.dev ## two minutes: sends and pulls, the Java broker beside them
 	$(BIN)/python -m bench.run $(ARGS)
 
-bench-java: $(VENV)/.dev ## every row and its bar beside the Java broker, about 18 minutes
+bench-java: $(VENV)/.dev ## every row and its bar beside the Java broker, about 19 minutes
 	$(BIN)/python -m bench.java $(ARGS)
+
+bench-gate: $(VENV)/.dev ## instructions per operation against bench/instructions.json
+	$(BIN)/python -m bench.instructions $(ARGS)
 
 golden: $(VENV)/.dev ## record the fixtures of tests/golden from the real Java system again
 	$(BIN)/python -m tools.golden $(ARGS)

@@ -1,0 +1,325 @@
+"""Small pieces of work that are counted in instructions: the send path, reads, decoding.
+
+Each name stands for one operation with the same input every time. `build` makes it ready (a store
+is filled, a broker started), and what comes out does it so many times. Run as a program under a
+counter of instructions, it is `bench.instructions` that calls it:
+
+    python -m bench.operations --times 100 "select 32 records of 1 KiB"
+    python -m bench.operations --marks NAME NAME ...
+
+With `--marks` every operation is done TIMES times for ROUNDS rounds, with a call of the kernel that
+nothing else makes before the first and behind each, which is where valgrind is told to write
+down its counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import json
+import os
+import random
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.columnar import records
+from cosmodrome import speed
+from cosmodrome.broker.app import build_broker
+from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
+from cosmodrome.env.real import real_env
+from cosmodrome.layout import QUEUE_ENTRY, SERIALIZE_BINARY, SERIALIZE_JSON
+from cosmodrome.sim.env import SimClock
+from cosmodrome.sim.loop import JumpLoop
+from cosmodrome.speed import columnar, lanes
+from cosmodrome.wire.bodies import TopicConfig
+from cosmodrome.wire.message import pack_host
+
+Work = Callable[[int], object]  # does the operation so many times
+NOW_MS = 1_700_000_000_123
+HOST = pack_host("10.1.2.3", 40_123)
+MARK = "getsid"  # the function of the C library behind `mark`
+WARM = 10  # times, before anything is counted
+TIMES = 16
+ROUNDS = 6
+PAUSE_S = 0.0001
+SETTLE = 120  # times, until a broker's buffers have found their sizes
+
+
+def mark() -> None:
+    os.getsid(0)
+
+
+# --- requests --------------------------------------------------------------------------------
+
+
+def _frame(code: int, opaque: int, ext: dict[str, str], body: bytes, *, binary: bool) -> bytes:
+    if binary:
+        pairs = b"".join(
+            struct.pack(">h", len(name)) + name.encode() + struct.pack(">i", len(value)) + value
+            for name, value in ((name, text.encode()) for name, text in ext.items())
+        )
+        header = struct.pack(">hbhiiii", code, 0, 399, opaque, 0, 0, len(pairs)) + pairs
+    else:
+        fields = {"code": code, "extFields": ext, "flag": 0, "language": "JAVA", "opaque": opaque}
+        fields |= {"serializeTypeCurrentRPC": "JSON", "version": 399}
+        header = json.dumps(fields, separators=(",", ":")).encode()
+    word = len(header) | (1 << 24 if binary else 0)
+    return struct.pack(">II", 4 + len(header) + len(body), word) + header + body
+
+
+def _header(frame: bytes) -> bytes:
+    return frame[8 : 8 + (int.from_bytes(frame[4:8], "big") & 0xFFFFFF)]
+
+
+def send(opaque: int, *, size: int = 128, batch: int = 1, binary: bool = False) -> bytes:
+    """A send as the Java client makes it; message ids differ, keys are not set."""
+    code, body = 310, b"x" * size
+    properties = f"UNIQ_KEY\x017F00000100002A9F{opaque:016X}\x02WAIT\x01true\x02TAGS\x01TagA"
+    if batch > 1:
+        code, own = 320, properties.encode()
+        head = struct.pack(">iiiii", 22 + size + len(own), 0, 0, 0, size)
+        body = (head + body + struct.pack(">h", len(own)) + own) * batch
+        properties = ""
+    words = ["producers", "Plain", "TBW102", "4", str(opaque % 4), "0", str(NOW_MS), "0"]
+    words += [properties, "0", "false", str(batch > 1).lower()]
+    ext = dict(zip("abcdefghijkm", words, strict=True))
+    return _frame(code, opaque, ext, body, binary=binary)
+
+
+def sends(count: int, **shape: Any) -> bytes:
+    return b"".join(send(1_000_000_000 + number, **shape) for number in range(count))
+
+
+def pull(offset: int = 0) -> bytes:
+    ext = {
+        "consumerGroup": "consumers",
+        "topic": "Plain",
+        "queueId": "0",
+        "queueOffset": str(offset),
+        "maxMsgNums": "32",
+        "sysFlag": "4",
+        "commitOffset": "0",
+        "suspendTimeoutMillis": "1000",
+        "subscription": "*",
+        "subVersion": "0",
+    }
+    return _frame(11, 2_000_000_000, ext, b"", binary=False)
+
+
+# --- compiled loops alone --------------------------------------------------------------------
+
+
+def _lane(data: bytes, requests: int) -> Iterator[Work]:
+    plan = lanes.Plan("Plain", 4, 0)
+    intake = lanes.Intake(lambda name: plan, "DefaultCluster", 4 << 20, 16 << 20)
+    # As replies look: three numbers are filled in, and the opaque in JSON.
+    text = (b'{"extFields":{"msgId":"', b'","queueId":"', b'","queueOffset":"', b'"},"opaque":')
+    json_reply = lanes.Template([*text, b',"code":0}'], False, 0, 0)
+    binary_reply = lanes.Template(
+        [bytes(21) + bytes(4), b"queueId", b"queueOffset", b""], True, 21, 0
+    )
+    view, log, offsets = memoryview(data), bytearray(), {}
+
+    def stage(ready: Any) -> None:
+        log.clear()
+        ready.encode(log, 1 << 40, 1 << 30, NOW_MS, offsets, {}, lambda topic, queue: 0)
+
+    def once() -> None:
+        at, _ = intake.feed(view, 0, 1024, HOST, HOST, stage)
+        assert at == len(data)
+        for _, _, ticket in intake.tickets()[1]:
+            assert len(ticket) == requests
+            ticket.sums()
+            ticket.replies(json_reply, binary_reply, b"0A010203000023F7")
+
+    yield _repeat(once)
+
+
+def _gather() -> Iterator[Work]:
+    data = records(64, 128)
+    yield _repeat(lambda: speed.gather(memoryview(data), 0, 0, len(data), False, 64))
+
+
+def _select() -> Iterator[Work]:
+    data = records(32 * 8, 1024)  # of eight queues
+    found, _, _ = speed.walk(memoryview(data), 0, 0, len(data), False, 1000)
+    entries = b"".join(QUEUE_ENTRY.pack(one[0], one[1], one[7]) for one in found if one[3] == 0)
+    limits = (32, 262_144, 8, 65_536, 0)
+    view = memoryview(data)
+    words = (entries, 0, view, 0, 0, len(data), -1, 0, None, 0, 0, limits)
+    assert speed.select(*words)[2] == 32
+    yield _repeat(lambda: speed.select(*words))
+
+
+def _decode(binary: bool) -> Iterator[Work]:
+    header = _header(send(1_000_000_000, binary=binary))
+    serialize = SERIALIZE_BINARY if binary else SERIALIZE_JSON
+    yield _repeat(lambda: speed.decode_header(serialize, header))
+
+
+def _columns(body_bytes: int, columns: tuple[str, ...]) -> Iterator[Work]:
+    data = records(256, body_bytes)
+
+    def once() -> None:
+        builder = columnar.ColumnBuilder(columns, broker="broker-a", check_crc=True)
+        at, _ = builder.add(data, 0, len(data))
+        assert at == len(data)
+        builder.take()
+
+    yield _repeat(once)
+
+
+def _repeat(once: Callable[[], object]) -> Work:
+    def work(times: int) -> None:
+        for _ in range(times):
+            once()
+
+    return work
+
+
+# --- a whole broker without sockets ----------------------------------------------------------
+
+
+class _Wire(asyncio.Transport):
+    """Forgets what is written."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("10.1.2.3", 40_123)})
+        self.written_bytes = 0
+
+    def write(self, data: Any) -> None:
+        self.written_bytes += len(data)
+
+    def writelines(self, parts: Any) -> None:
+        self.written_bytes += sum(map(len, parts))
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+async def _at_once(work: Callable[[], Any]) -> Any:
+    """What else goes to a thread; its turn would come by chance."""
+    return work()
+
+
+def _broker(data: bytes, first: bytes = b"") -> Iterator[Work]:
+    """`data` arrives in one read every 0.1 ms of a time that passes only between the reads.
+
+    The flush is asynchronous, everything else as it is set. Timers of a real clock would come more
+    often the slower the counter is.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        runner = stack.enter_context(asyncio.Runner(loop_factory=JumpLoop))
+        broker = build_broker(
+            BrokerOptions(broker_name="b", listen_port=0),
+            StoreOptions(
+                store_path_root_dir=str(folder),
+                flush_disk_type="ASYNC_FLUSH",
+                mapped_file_size_commit_log=64 << 20,
+                max_hash_slot_num=100_000,
+                max_index_num=400_000,
+            ),
+            SocketOptions(),
+            dataclasses.replace(
+                real_env(),
+                clock=SimClock(runner.get_loop()),
+                random=random.Random(7),
+                offload=_at_once,
+            ),
+        )
+        wire = _Wire()
+
+        async def begin() -> Any:
+            await broker.start()
+            topics = broker._state[0]
+            topics.put(TopicConfig(topic_name="Plain", read_queue_nums=4, write_queue_nums=4))
+            connection = broker._server._connection()
+            connection.connection_made(wire)
+            return connection
+
+        connection = runner.run(begin())
+        stack.callback(lambda: runner.run(broker.stop()))
+        stack.callback(connection.connection_lost, None)
+
+        async def feed(data: bytes, times: int) -> None:
+            for _ in range(times):
+                before = wire.written_bytes
+                connection.get_buffer(-1)[: len(data)] = data
+                connection.buffer_updated(len(data))
+                await asyncio.sleep(PAUSE_S)
+                assert wire.written_bytes > before, "the broker did not answer"
+
+        if first:
+            runner.run(feed(first, 40))
+        runner.run(feed(data, SETTLE))
+        yield lambda times: runner.run(feed(data, times))
+
+
+# --- the table -------------------------------------------------------------------------------
+
+ALL_COLUMNS = tuple(columnar.KINDS)
+NO_BODY = tuple(name for name in ALL_COLUMNS if name != "body")
+
+OPERATIONS: dict[str, Callable[[], Iterator[Work]]] = {
+    "lane: 16 sends of 128 B": lambda: _lane(sends(16), 16),
+    "lane: 16 sends of 128 B, binary headers": lambda: _lane(sends(16, binary=True), 16),
+    "lane: a batch of 32 × 128 B": lambda: _lane(sends(1, batch=32), 1),
+    "gather 64 records of 128 B": _gather,
+    "select 32 records of 1 KiB": _select,
+    "decode a send's header, JSON": lambda: _decode(False),
+    "decode a send's header, binary": lambda: _decode(True),
+    "columns of 256 records of 1 KiB": lambda: _columns(1024, ALL_COLUMNS),
+    "columns of 256 records, no body": lambda: _columns(1024, NO_BODY),
+    "broker: one send of 128 B": lambda: _broker(sends(1)),
+    "broker: 16 sends of 128 B": lambda: _broker(sends(16)),
+    "broker: a pull of 32 × 128 B": lambda: _broker(pull(), first=sends(16)),
+}
+build = {name: contextlib.contextmanager(make) for name, make in OPERATIONS.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="+", choices=OPERATIONS, metavar="NAME")
+    parser.add_argument("--times", type=int, default=TIMES)
+    parser.add_argument("--marks", action="store_true", help="rounds, with marks between them")
+    options = parser.parse_args()
+    gc.disable()
+    for name in options.names:
+        with build[name]() as work:
+            work(WARM)
+            if not options.marks:
+                work(options.times)
+                continue
+            mark()
+            for _ in range(ROUNDS):
+                work(TIMES)
+                mark()
+
+
+if __name__ == "__main__":
+    main()
