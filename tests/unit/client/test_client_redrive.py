@@ -373,3 +373,25 @@ async def test_the_audit_is_a_topic_like_any_other(node: Node) -> None:
     await node.send(AUDIT_TOPIC, b"not ours")
     async with Admin(node.namesrv) as admin:
         assert len(await redriving(admin).runs()) == 1
+
+
+async def test_over_two_brokers(bare_node: Node) -> None:
+    for name in ("broker-b", "broker-a"):
+        await bare_node.start_broker(name)
+        await bare_node.create_topic(TARGET, queues=2, broker=name)
+        await bare_node.create_topic(SOURCE, queues=1, broker=name)
+        for number in range(6):
+            await bare_node.send(SOURCE, f"{name}{number}".encode(), broker=name)
+    async with Admin(bare_node.namesrv) as admin:
+        redrive = redriving(admin)
+        run = await redrive.start(await redrive.planned(SOURCE, target=TARGET))
+        assert run.counts == {"sent": 12}
+        assert {place.broker for place in run.results} == {"broker-a", "broker-b"}
+        again = await redrive.start(await redrive.planned(SOURCE, target=TARGET))
+        assert not again.counts and again.skipped == 12
+    parts = [await stored(broker, TARGET) for broker in bare_node.brokers.values()]
+    assert all(parts), "both brokers take some"
+    found = Counter(record.body.decode() for part in parts for record in part)
+    assert found == Counter(f"broker-{letter}{n}" for letter in "ab" for n in range(6))
+    audit = [await stored(broker, AUDIT_TOPIC) for broker in bare_node.brokers.values()]
+    assert not audit[0] and audit[1], "in one place: the first broker by name"
