@@ -101,10 +101,20 @@ class Offload(Protocol):
         """Run blocking work off the loop; results arrive in the loop."""
 
 
+Done = Callable[[BaseException | None], None]
+
+
+class Errands(Protocol):
+    def __call__(self, work: Callable[[], None], done: Done, /) -> None:
+        """Run blocking work off the loop, one after the other; `done` hears in the loop how it
+        ended. For what is done thousands of times a second: no future, no task."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Env:
     clock: Clock
     disk: Disk
     random: random.Random
     offload: Offload
+    errands: Errands | None = None  # None: whoever has some uses `offload`
     memory_bytes: int = MEMORY_BYTES_ASSUMED  # of the machine, or what this process may use of it

@@ -8,13 +8,16 @@ import contextlib
 import errno
 import mmap
 import os
+import queue
 import random
 import shutil
+import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import ClassVar, TypeVar
 
-from cosmodrome.env.base import MEMORY_BYTES_ASSUMED, DiskUsage, Env, FileLock, SegmentFile
+from cosmodrome.env.base import MEMORY_BYTES_ASSUMED, DiskUsage, Done, Env, FileLock, SegmentFile
 from cosmodrome.errors import DirectoryInUse
 
 T = TypeVar("T")
@@ -57,15 +60,14 @@ class MappedSegment:
         return self._view
 
     def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
-        left = memoryview(data)
-        if position < 0 or position + len(left) > self.size:
+        size = len(data)
+        if position < 0 or position + size > self.size:
             raise ValueError(
-                f"{self.path}: {len(left)} bytes at {position} do not fit {self.size} bytes"
+                f"{self.path}: {size} bytes at {position} do not fit {self.size} bytes"
             )
-        while left:
-            written = os.pwrite(self._fd, left, position)
-            left = left[written:]
-            position += written
+        written = os.pwrite(self._fd, data, position)
+        while written < size:
+            written += os.pwrite(self._fd, memoryview(data)[written:], position + written)
 
     def next_data(self, position: int) -> int:
         if position >= self.size:
@@ -228,12 +230,47 @@ class ThreadOffload:
         return asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
+_Errand = tuple[asyncio.AbstractEventLoop, Callable[[], None], Done]
+
+
+class ThreadErrands:
+    """A thread of its own, from the first work until nobody can bring more."""
+
+    def __init__(self) -> None:
+        self._errands: queue.SimpleQueue[_Errand | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, work: Callable[[], None], done: Done, /) -> None:
+        if self._thread is None:
+            # It knows the queue only, so that it does not keep this object alive.
+            self._thread = threading.Thread(
+                target=_run_errands, args=(self._errands,), name="cosmo-sync", daemon=True
+            )
+            self._thread.start()
+            weakref.finalize(self, self._errands.put, None)
+        self._errands.put((asyncio.get_running_loop(), work, done))
+
+
+def _run_errands(errands: queue.SimpleQueue[_Errand | None]) -> None:
+    while (errand := errands.get()) is not None:
+        loop, work, done = errand
+        error: BaseException | None = None
+        try:
+            work()
+        except BaseException as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens
+            loop.call_soon_threadsafe(done, error)
+        del errand, loop, work, done, error
+
+
 def real_env(seed: int | None = None) -> Env:
     return Env(
         clock=WallClock(),
         disk=RealDisk(),
         random=random.Random(seed),
         offload=ThreadOffload(),
+        errands=ThreadErrands(),
         memory_bytes=_memory_bytes(),
     )
 
