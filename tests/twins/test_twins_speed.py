@@ -414,6 +414,61 @@ def test_select(
         )
 
 
+class Tail:
+    def __init__(self, entries: int, log_end: int, tail_at: int = 0) -> None:
+        self.tail = bytearray(entries * QUEUE_ENTRY.size)
+        self.tail_at = tail_at
+        self.log_end = log_end
+
+
+RUNS = st.lists(
+    st.tuples(
+        st.sampled_from(["T", "U", "gone"]),
+        st.integers(0, 2),
+        st.integers(-2, 2),
+        st.integers(1, 3),
+    ),
+    max_size=6,
+)
+
+
+@often
+@given(RUNS, st.integers(0, 400), st.sets(st.sampled_from("TU")), st.integers(0, 2))
+def test_spread(
+    wanted: list[tuple[str, int, int, int]], log_end: int, topics: set[str], watched: int
+) -> None:
+    ends = {(topic, queue): 3 + queue for topic in "TU" for queue in range(3)}
+    runs, log_offset = [], 300
+    for topic, queue, shift, count in wanted:
+        entries = b""
+        for _ in range(count):
+            entries += QUEUE_ENTRY.pack(log_offset, 100, count)
+            log_offset += 100
+        end = ends.get((topic, queue), 0)
+        first = end if shift < 2 else end + 1  # mostly as it should be
+        ends[topic, queue] = first + count
+        runs.append((topic, queue, first, entries))
+    results = []
+    for twin in (pure, native):
+        queues = {
+            (topic, queue): Tail(3 if queue else 0, log_end, 20 * queue if queue else 60)
+            for topic in "TU"
+            for queue in range(3)
+        }
+        names = {queue: key for key, queue in queues.items()}
+        dirty: set[Tail] = set()
+        done, size, seen = twin.spread(runs, queues, dirty, topics, [{("U", watched)}])
+        assert {names[queue] for queue, _ in seen} <= {names[queue] for queue in dirty}
+        results.append(
+            (
+                *(done, size, [(names[queue], entries) for queue, entries in seen]),
+                sorted(names[queue] for queue in dirty),
+                {key: (queue.tail, queue.tail_at, queue.log_end) for key, queue in queues.items()},
+            )
+        )
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("size", [*range(200), 1023, 1024, 65_537])
 def test_checksums(size: int) -> None:
     body = bytes(at * 7 % 251 for at in range(size))

@@ -128,7 +128,7 @@ class Delays:
             return
         if not self._subscribed:
             self._subscribed = True
-            self._store.arrivals.subscribe(self._on_arrival)
+            self._store.arrivals.subscribe(self._on_arrival, topic=SCHEDULE_TOPIC)
         # A level that is no longer configured may still have messages waiting.
         left = {queue_id + 1 for queue_id in self._store.queues().get(SCHEDULE_TOPIC, ())}
         for number in sorted(left | set(range(1, len(self._delays) + 1))):

@@ -73,6 +73,8 @@ class Lane:
         self._sends: dict[PutStatus, tuple[SendShape, core.Template, core.Template]] = {}
         self._pulls = PullLane(options, store, topics, groups, consume, offsets, router)
         self._stuck = False  # the store did not take all of the last sends
+        self._line = store.line(self._settled)
+        self._last: SocketConnection | None = None  # whose sends were staged last
         topics.changed.subscribe(lambda _: self._intake.known.clear())
 
     def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
@@ -107,20 +109,25 @@ class Lane:
         self, connection: SocketConnection, view: memoryview, at: int
     ) -> tuple[int, int]:
         intake = self._intake
-        try:
-            born_host = packed_host(*connection.peer)
-        except ValueError:
-            return at, core.OTHER  # the peer is gone already
+        born_host = connection.note
+        if not born_host:
+            try:
+                born_host = connection.note = packed_host(*connection.peer)
+            except ValueError:
+                return at, core.OTHER  # the peer is gone already
         store_host = self._store_host() if self._produce.takes_plainly else b""
-        # What the store leaves goes frame by frame through the slow lane: if each of them were
-        # looked at together with all that follow it, a buffer would cost its square.
-        limit = min(1, connection.room) if self._stuck else connection.room
+        limit = connection.room
+        if self._stuck and limit:
+            # What the store leaves goes frame by frame through the slow lane: if each of them
+            # were looked at together with all that follow it, a buffer would cost its square.
+            limit = 1
         start = at
-        at, what = intake.feed(*(view, at, limit, born_host, store_host, self._store.stage))
-        if intake.left or at != start:
-            self._stuck = intake.left > 0
+        at, what = intake.feed(view, at, limit, born_host, store_host, self._store.stage)
         if at == start:
+            if intake.left:
+                self._stuck = True
             return at, what
+        self._stuck = intake.left > 0
         if intake.saw_binary:
             connection.heard_binary()
         began = asyncio.get_running_loop().time()
@@ -131,23 +138,31 @@ class Lane:
             connection.accept(len(ticket))
             ticket.connection = connection
             ticket.began = began
-            self._store.settle_then(end, functools.partial(self._settled, ticket), wait=wait)
-        self._store.relieve()
+            self._store.join(self._line, end, ticket, wait=wait)
+        # A connection that comes twice in a row is the only busy one: when all that it sent is
+        # taken, nobody will add to what is staged in this turn of the loop.
+        alone = connection is self._last and what == core.NOTHING
+        self._last = connection
+        self._store.relieve(at_once=alone)
         return at, what
 
-    def _settled(self, ticket: core.Ticket, outcome: PutStatus | StoreUnwritable) -> None:
-        connection: SocketConnection = ticket.connection
+    def _settled(self, tickets: list[core.Ticket], outcome: PutStatus | StoreUnwritable) -> None:
         if isinstance(outcome, StoreUnwritable):
-            for code, opaque, serialize, oneway in ticket.requests():
-                frame = Frame(code, opaque, FLAG_ONEWAY if oneway else 0, serialize=serialize)
-                self._router.finish(frame, connection, self._produce.refusal(outcome))
+            for ticket in tickets:
+                for code, opaque, serialize, oneway in ticket.requests():
+                    frame = Frame(code, opaque, FLAG_ONEWAY if oneway else 0, serialize=serialize)
+                    self._router.finish(frame, ticket.connection, self._produce.refusal(outcome))
             return
-        self._put_times.add(asyncio.get_running_loop().time() - ticket.began, len(ticket))
-        for topic, (requests, messages, size) in ticket.sums().items():
-            self._produce.count(topic, 0, messages, size, requests=requests)
         json, binary = self._send_templates(outcome)
         host = _message_id_front(self._store_host())
-        connection.answer_many(len(ticket), ticket.replies(json, binary, host))
+        now = asyncio.get_running_loop().time()
+        sums, times, error = core.answer(tickets, json, binary, host, now)
+        for ms, requests in times.items():
+            self._put_times.add_ms(ms, requests)
+        for topic, (requests, messages, size) in sums.items():
+            self._produce.count(topic, 0, messages, size, requests=requests)
+        if error is not None:
+            raise error
 
     def _send_templates(self, status: PutStatus) -> tuple[core.Template, core.Template]:
         # Settings that are in the reply may change while the broker runs.

@@ -28,7 +28,7 @@ class Pressure:
         self._options = options
         self.late_ms = 0.0
         self.refused_total = 0
-        self._late_beats = 0
+        self._late_beats = 0  # those in a row up to now
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 

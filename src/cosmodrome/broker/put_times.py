@@ -28,9 +28,11 @@ class PutTimes:
         self._counts = [0] * (len(EDGES) + 1)
         self._before = [0] * (len(EDGES) + 1)
 
-    def add(self, seconds: float, count: int = 1) -> None:
+    def add(self, seconds: float) -> None:
         # Compat: upstream counts whole milliseconds, so what takes less than one is <=0ms.
-        ms = int(seconds * 1000)
+        self.add_ms(int(seconds * 1000))
+
+    def add_ms(self, ms: int, count: int = 1) -> None:
         self._counts[bisect.bisect_left(EDGES, ms)] += count
         if ms > self.longest_ms:
             self.longest_ms = ms

@@ -121,7 +121,7 @@ class Timers:
         self._restore(await self._progress.load())
         if not self._subscribed:
             self._subscribed = True
-            self._store.arrivals.subscribe(self._on_arrival)
+            self._store.arrivals.subscribe(self._on_arrival, topic=TIMER_TOPIC)
         self._task = asyncio.create_task(self._run(), name="timed messages")
         self._progress.start()
 

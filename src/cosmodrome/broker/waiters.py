@@ -22,9 +22,8 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from cosmodrome.broker.filters import Matches
-from cosmodrome.env.signal import Signal
 from cosmodrome.errors import Code, Refused
-from cosmodrome.store.store import Arrival
+from cosmodrome.store.store import Arrival, Arrivals
 from cosmodrome.wire.table import Connection
 
 R = TypeVar("R")
@@ -136,7 +135,7 @@ class _Deadlines:
 class Waiters(Generic[R]):
     """Who waits for which queue."""
 
-    def __init__(self, arrivals: Signal[Arrival], held_max: int) -> None:
+    def __init__(self, arrivals: Arrivals, held_max: int) -> None:
         self._held_max = held_max
         self._held = 0
         self._deadlines = _Deadlines(self._wake)
@@ -144,7 +143,7 @@ class Waiters(Generic[R]):
         # Dicts serve as ordered sets: the longest waiting pull of a queue is woken first.
         self._by_queue: dict[QueueKey, dict[_Waiter, None]] = {}
         self._by_connection: dict[Connection, dict[_Waiter, None]] = {}
-        arrivals.subscribe(self._arrived)
+        arrivals.subscribe(self._arrived, queues=self._by_queue)
 
     @property
     def held(self) -> int:

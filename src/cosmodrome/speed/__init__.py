@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         java_hash,
         key_hash,
         select,
+        spread,
         walk,
     )
 
@@ -65,6 +66,7 @@ else:
     java_hash = _chosen.java_hash
     key_hash = _chosen.key_hash
     select = _chosen.select
+    spread = _chosen.spread
     walk = _chosen.walk
 
 __all__ = [
@@ -89,5 +91,6 @@ __all__ = [
     "java_hash",
     "key_hash",
     "select",
+    "spread",
     "walk",
 ]

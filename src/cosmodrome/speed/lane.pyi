@@ -33,6 +33,10 @@ class Ticket:
     def sums(self) -> dict[str, list[int]]: ...
     def replies(self, json: Template, binary: Template, host: bytes) -> bytes: ...
 
+def answer(
+    tickets: list[Ticket], json: Template, binary: Template, host: bytes, now: float
+) -> tuple[dict[str, list[int]], dict[int, int], Exception | None]: ...
+
 class Intake:
     known: dict[bytes, Plan]
     saw_binary: bool

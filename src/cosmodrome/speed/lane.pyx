@@ -582,8 +582,20 @@ cdef class Plan:
     cdef int32_t queues
     cdef int32_t sys_flag  # bits that its messages get
     cdef list keys
+    cdef int64_t *next  # queue offsets while requests are encoded, by queue id
+    cdef uint64_t *mark  # the encoding that such an offset is of
+
+    def __cinit__(self):
+        self.next = NULL
+        self.mark = NULL
+
+    def __dealloc__(self):
+        PyMem_Free(self.next)
+        PyMem_Free(self.mark)
 
     def __init__(self, str topic not None, int32_t queues, int32_t sys_flag):
+        if queues < 0 or self.next != NULL:
+            raise ValueError(f"{queues} queues")
         self.topic = topic
         self.name = topic.encode()
         self.queues = queues
@@ -591,6 +603,11 @@ cdef class Plan:
         self.keys = [(topic, queue_id) for queue_id in range(queues)]
         if not 0 < len(self.name) <= layout.TOPIC_BYTES_MAX:
             raise ValueError(f"{topic!r} cannot be a topic")
+        self.next = <int64_t *>PyMem_Malloc((queues + 1) * sizeof(int64_t))
+        self.mark = <uint64_t *>PyMem_Malloc((queues + 1) * sizeof(uint64_t))
+        if self.next == NULL or self.mark == NULL:
+            raise MemoryError
+        memset(self.mark, 0, (queues + 1) * sizeof(uint64_t))
 
 
 cdef struct Ask:
@@ -606,6 +623,7 @@ cdef struct Ask:
     int32_t queue_id
     int32_t sys_flag
     int32_t reconsume_times
+    bint leads  # the first one of its queue in this encoding
     uint8_t serialize
     bint oneway
     bint wait
@@ -733,6 +751,48 @@ cdef class Ticket:
         return out[: start - begin]
 
 
+def answer(list tickets not None, Template json, Template binary, bytes host not None, double now):
+    """Give the replies of these tickets to their connections.
+
+    Returns requests, messages and bytes of each topic, how many requests took how many
+    milliseconds, and the first error: a connection that fails does not keep the others from
+    their replies.
+    """
+    cdef dict sums = {}
+    cdef dict times = {}
+    cdef Ticket ticket
+    cdef list one
+    cdef list whole
+    cdef Py_ssize_t took_ms
+    cdef Py_ssize_t last_ms = -1
+    cdef Py_ssize_t requests = 0
+    error = None
+    for ticket in tickets:
+        if sums:
+            for topic, one in ticket.sums().items():
+                whole = sums.setdefault(topic, [0, 0, 0])
+                whole[0] += one[0]
+                whole[1] += one[1]
+                whole[2] += one[2]
+        else:
+            sums = ticket.sums()
+        took_ms = <Py_ssize_t>((now - ticket.began) * 1000)
+        if took_ms != last_ms:
+            if requests:
+                times[last_ms] = times.get(last_ms, 0) + requests
+            last_ms = took_ms
+            requests = 0
+        requests += ticket.count
+    if requests:
+        times[last_ms] = times.get(last_ms, 0) + requests
+    for ticket in tickets:
+        try:
+            ticket.connection.answer_many(ticket.count, ticket.replies(json, binary, host))
+        except Exception as caught:
+            error = error or caught
+    return sums, times, error
+
+
 cdef uint8_t *_hex(uint8_t *to, uint64_t value) noexcept nogil:
     cdef const char *digits = "0123456789ABCDEF"
     cdef int shift = 60
@@ -757,6 +817,7 @@ cdef class Intake:
     cdef bytes cluster
     cdef int64_t body_bytes_max, record_bytes_max
     cdef Py_ssize_t encoded  # requests that are staged
+    cdef uint64_t encoding  # the number of the last one
     cdef list portions  # (first request, request behind the last) per log file
     cdef bint busy
     cdef bytes born_host
@@ -1106,35 +1167,44 @@ cdef class Intake:
         cdef Py_ssize_t number, index, size_before
         cdef int64_t size = 0
         cdef int64_t messages = 0
-        cdef int64_t queue_offset
         cdef Ask *ask
         cdef Item *item
         cdef Plan plan
         cdef uint8_t *to
         size_before = PyByteArray_GET_SIZE(out)
-        try:
-            while stop < self.ask_count and size + self.asks[stop].size <= room:
-                ask = &self.asks[stop]
-                plan = <Plan>self.plans[ask.plan]
+        self.encoding += 1
+        while stop < self.ask_count and size + self.asks[stop].size <= room:
+            ask = &self.asks[stop]
+            plan = <Plan>self.plans[ask.plan]
+            ask.leads = plan.mark[ask.queue_id] != self.encoding
+            if ask.leads:
                 key = plan.keys[ask.queue_id]
                 old = next_offsets.get(key)
                 if old is None:
                     old = queue_end(plan.topic, ask.queue_id)
-                queue_offset = old
-                ask.queue_offset = queue_offset
+                plan.next[ask.queue_id] = old
+                plan.mark[ask.queue_id] = self.encoding
                 if key not in before:
                     before[key] = old
-                next_offsets[key] = queue_offset + ask.count
-                size += ask.size
-                messages += ask.count
-                stop += 1
-            PyByteArray_Resize(out, size_before + size)
+            ask.queue_offset = plan.next[ask.queue_id]
+            plan.next[ask.queue_id] += ask.count
+            size += ask.size
+            messages += ask.count
+            stop += 1
+        PyByteArray_Resize(out, size_before + size)
+        try:
+            for number in range(first, stop):
+                ask = &self.asks[number]
+                if ask.leads:
+                    plan = <Plan>self.plans[ask.plan]
+                    next_offsets[plan.keys[ask.queue_id]] = plan.next[ask.queue_id]
         except BaseException:
-            while stop > first:
-                stop -= 1
-                ask = &self.asks[stop]
-                plan = <Plan>self.plans[ask.plan]
-                next_offsets[plan.keys[ask.queue_id]] = ask.queue_offset
+            PyByteArray_Resize(out, size_before)
+            for number in range(first, stop):
+                ask = &self.asks[number]
+                if ask.leads:
+                    plan = <Plan>self.plans[ask.plan]
+                    next_offsets[plan.keys[ask.queue_id]] = ask.queue_offset
             raise
         to = <uint8_t *>PyByteArray_AS_STRING(out) + size_before
         for number in range(first, stop):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cosmodrome.speed.lane_heads import read_commit, read_pull
     from cosmodrome.speed.lane_messages import Plan
     from cosmodrome.speed.lane_pure import Intake
-    from cosmodrome.speed.lane_replies import Template, Ticket
+    from cosmodrome.speed.lane_replies import Template, Ticket, answer
 else:
     if HAS_LANE:
         from cosmodrome.speed import lane as _chosen
@@ -22,6 +22,7 @@ else:
     Plan = _chosen.Plan
     Template = _chosen.Template
     Ticket = _chosen.Ticket
+    answer = _chosen.answer
     read_commit = _chosen.read_commit
     read_pull = _chosen.read_pull
 
@@ -35,6 +36,7 @@ __all__ = [
     "Plan",
     "Template",
     "Ticket",
+    "answer",
     "read_commit",
     "read_pull",
 ]

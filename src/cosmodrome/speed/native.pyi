@@ -1,4 +1,7 @@
-from cosmodrome.speed.pure import Entry, Header, Limits, Run
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+from cosmodrome.speed.pure import Entry, Header, Limits, Run, Tail
 
 WALK_MORE: int
 WALK_BLANK: int
@@ -62,6 +65,13 @@ def chain(
     out: bytearray,
     pages: bytearray | None = None,
 ) -> tuple[int, int]: ...
+def spread(
+    runs: Sequence[Run],
+    queues: Mapping[tuple[str, int], Tail],
+    dirty: set[Any],
+    topics: Container[str],
+    watched: Sequence[Container[tuple[str, int]]],
+) -> tuple[int, int, list[tuple[Any, bytes]]]: ...
 def select(
     entries: bytes,
     index: int,

@@ -20,7 +20,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy, memset
 
 from cosmodrome import layout
 from cosmodrome.errors import MessageTooLarge
@@ -1136,6 +1136,17 @@ cdef int32_t _level(const uint8_t *at, Py_ssize_t size) noexcept nogil:
 # --- many records at once ------------------------------------------------------------------
 
 
+cdef enum:
+    NEAR = 16
+
+
+cdef struct Near:
+    const uint8_t *topic
+    Py_ssize_t topic_bytes
+    int32_t queue_id
+    PyObject *run  # kept alive by the table of all
+
+
 cdef class _Run:
     """A queue while records are gathered, and its run of entries under way."""
 
@@ -1201,9 +1212,8 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
     cdef Facts facts
     cdef bytes place
     cdef _Run run = None
-    cdef const uint8_t *topic = NULL  # of the record before
-    cdef Py_ssize_t topic_bytes = 0
-    cdef int32_t queue_id = 0
+    cdef Near near[NEAR]  # runs that were met lately
+    cdef Near *met
     cdef dict by_bytes = {}
     cdef dict by_name = {}
     cdef list runs = []
@@ -1213,6 +1223,7 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
         raise ValueError(f"walk from {start} to {end} outside a view of {len(view)} bytes")
     at = start
     stop = end
+    memset(near, 0, sizeof(near))
     PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
     try:
         data = <const uint8_t *>buffer.buf
@@ -1220,12 +1231,14 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
             why = _record(data, base, at, stop, check_crc, whole_ms, &fields, &size)
             if why != MORE:
                 break
-            if not (
-                # Records of one queue often follow each other.
-                topic != NULL and fields.queue_id == queue_id
-                and fields.topic_bytes == topic_bytes
-                and memcmp(fields.topic, topic, topic_bytes) == 0
+            met = &near[fields.queue_id & (NEAR - 1)]
+            if (
+                met.topic != NULL and fields.queue_id == met.queue_id
+                and fields.topic_bytes == met.topic_bytes
+                and memcmp(fields.topic, met.topic, met.topic_bytes) == 0
             ):
+                run = <_Run>met.run
+            else:
                 place = PyBytes_FromStringAndSize(NULL, fields.topic_bytes + 4)
                 to = <uint8_t *>PyBytes_AS_STRING(place)
                 to = _put32(to, <uint32_t>fields.queue_id)
@@ -1233,9 +1246,10 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
                 run = by_bytes.get(place)
                 if run is None:
                     run = _run_of(by_bytes, by_name, place, &fields)
-                topic = fields.topic
-                topic_bytes = fields.topic_bytes
-                queue_id = fields.queue_id
+                met.topic = fields.topic
+                met.topic_bytes = fields.topic_bytes
+                met.queue_id = fields.queue_id
+                met.run = <PyObject *>run
             _read_facts(fields.properties, fields.properties_bytes, &facts)
             kind = fields.sys_flag & SYS_TRANSACTION_MASK
             if kind != SYS_ROLLBACK:
@@ -1324,6 +1338,55 @@ def chain(
         taken += 1
         key += INDEX_KEY_BYTES
     return taken, fresh
+
+
+def spread(
+    list runs not None, dict queues not None, set dirty not None, topics, list watched not None,
+):
+    cdef Py_ssize_t done = 0
+    cdef Py_ssize_t size = 0
+    cdef Py_ssize_t before, more
+    cdef int64_t queue_offset, log_end
+    cdef list seen = []
+    cdef tuple run
+    cdef tuple key
+    cdef bytes entries
+    cdef bytearray tail
+    cdef const uint8_t *data
+    cdef uint8_t *to
+    for run in runs:
+        key = (run[0], run[1])
+        queue = queues.get(key)
+        if queue is None:
+            break
+        queue_offset = run[2]
+        entries = <bytes?>run[3]
+        data = <const uint8_t *>PyBytes_AS_STRING(entries)
+        more = PyBytes_GET_SIZE(entries)
+        if more < QUEUE_ENTRY_BYTES:
+            raise ValueError(f"a run of {more} bytes")
+        tail = <bytearray?>queue.tail
+        before = PyByteArray_GET_SIZE(tail)
+        if <int64_t>queue.tail_at + before != queue_offset * QUEUE_ENTRY_BYTES:
+            break
+        log_end = queue.log_end
+        if _i64(data) + _i32(data + 8) <= log_end:
+            break
+        PyByteArray_Resize(tail, before + more)
+        to = <uint8_t *>PyByteArray_AS_STRING(tail) + before
+        memcpy(to, data, more)
+        queue.log_end = _i64(data + more - QUEUE_ENTRY_BYTES) + _i32(data + more - QUEUE_ENTRY_BYTES + 8)
+        dirty.add(queue)
+        if run[0] in topics:
+            seen.append((queue, entries))
+        else:
+            for some in watched:
+                if key in some:
+                    seen.append((queue, entries))
+                    break
+        size += more
+        done += 1
+    return done, size, seen
 
 
 # --- reading -------------------------------------------------------------------------------

@@ -42,15 +42,16 @@ from cosmodrome.layout import (
 )
 from cosmodrome.speed.entries import SLOT_PAGE_BYTES as SLOT_PAGE_BYTES
 from cosmodrome.speed.entries import Limits as Limits
+from cosmodrome.speed.entries import Run as Run
+from cosmodrome.speed.entries import Tail as Tail
 from cosmodrome.speed.entries import chain as chain
 from cosmodrome.speed.entries import select as select
+from cosmodrome.speed.entries import spread as spread
 
 # code, language, version, opaque, flag, remark, ext
 Header = tuple[int, int, int, int, int, str | None, dict[str, str]]
 # log_offset, size, topic, queue_id, queue_offset, sys_flag, store_ms, tags_code, delay_level, keys
 Entry = tuple[int, int, str, int, int, int, int, int, int, tuple[str, ...]]
-# topic, queue_id, queue offset of the first, packed queue entries
-Run = tuple[str, int, int, bytes]
 
 WALK_MORE = 0  # reached the end or the limit
 WALK_BLANK = 1  # a blank record: the log goes on in the next file

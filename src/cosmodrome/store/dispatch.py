@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 from cosmodrome import speed
-from cosmodrome.env.signal import Signal
 from cosmodrome.errors import StoreCorrupt, StoreError
 from cosmodrome.layout import (
     QUEUE_ENTRY,
@@ -20,6 +19,7 @@ from cosmodrome.layout import (
     SYS_ROLLBACK,
     SYS_TRANSACTION_MASK,
 )
+from cosmodrome.store.arrivals import Arrivals
 from cosmodrome.store.index import Index
 from cosmodrome.store.log import Log
 from cosmodrome.store.queue import Queue, Queues
@@ -71,7 +71,7 @@ class Dispatch:
         log: Log,
         queues: Queues,
         index: Index | None,
-        arrivals: Signal[Arrival],
+        arrivals: Arrivals,
         delay_ms: Callable[[int], int] | None,
         removed: Removed,
     ) -> None:
@@ -89,9 +89,10 @@ class Dispatch:
         arrived: Arrived = {}
         try:
             while self.cursor < end:
-                if not self._take_told(end, arrived):
+                if not (self._log.told and self._take_told(end, arrived)):
                     self._step(end, arrived)
         finally:
+            self._log.recent.let_go(self.cursor)
             # What was dispatched before a failure is readable, so it is announced.
             for queue, packed in arrived.items():
                 codes = TagsCodes(packed)
@@ -164,6 +165,14 @@ class Dispatch:
         return True
 
     def _put_runs(self, runs: list[speed.Run], arrived: Arrived | None) -> None:
+        if not self._removed.before:
+            done, seen = self._queues.put_runs(runs, self._arrivals)
+            if arrived is not None:
+                for queue, entries in seen:
+                    arrived.setdefault(queue, []).append(entries)
+            if done == len(runs):
+                return
+            runs = runs[done:]
         for topic, queue_id, queue_offset, entries in runs:
             try:
                 gone = self._gone_bytes(topic, entries) if self._removed.before else 0
@@ -172,30 +181,35 @@ class Dispatch:
                     queue_offset += gone // QUEUE_ENTRY_BYTES
                 if entries:
                     queue = self._queues.put_run(topic, queue_id, queue_offset, entries)
-                    if arrived is not None:
+                    if arrived is not None and self._arrivals.wanted(topic, queue_id):
                         arrived.setdefault(queue, []).append(entries)
             except StoreError as error:
                 log_offset = QUEUE_ENTRY.unpack_from(entries)[0]
                 _log.error("records_without_queue log_offset=%d error=%s", log_offset, error)
 
     def _step(self, end: int, arrived: Arrived) -> None:
-        base = self._log.base_of(self.cursor)
-        start = self.cursor - base
+        cursor = self.cursor
         told = self._log.told
-        stop = min(end, told[0].start) if told and told[0].start > self.cursor else end
+        stop = min(end, told[0].start) if told and told[0].start > cursor else end
+        recent = self._log.recent.find(cursor)
+        if recent is None:
+            base = self._log.base_of(cursor)
+            data = self._log.view(base)
+        else:
+            data, base = recent
+        start = cursor - base
         position, why = self.take_many(
-            *(self._log.view(base), base, start, min(stop - base, self._log.segment_bytes)),
-            RECORDS_PER_STEP,
+            *(data, base, start, min(stop - base, len(data)), RECORDS_PER_STEP),
             check_crc=False,
             arrived=arrived,
         )
         if why == speed.WALK_BLANK:
-            self.cursor = base + self._log.segment_bytes
+            self.cursor = self._log.base_of(cursor) + self._log.segment_bytes
         elif why != speed.WALK_MORE or position == start:
             raise StoreCorrupt(
                 f"no record at offset {self.cursor} of the commit log (file"
-                f" {self._log.path_of(base)}) although it was written; the disk or its memory"
-                " is damaged: check it, then restart to recover"
+                f" {self._log.path_of(self._log.base_of(cursor))}) although it was written; the"
+                " disk or its memory is damaged: check it, then restart to recover"
             )
 
     def _gone_bytes(self, topic: str, entries: bytes) -> int:

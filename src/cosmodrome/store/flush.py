@@ -17,10 +17,12 @@ import functools
 import heapq
 import itertools
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
-from cosmodrome.env.base import Env, SegmentFile
+from cosmodrome.env.base import Done, Env, Errands, Offload, SegmentFile
 from cosmodrome.errors import StoreUnwritable
 from cosmodrome.store.log import Log
 from cosmodrome.store.values import PutStatus
@@ -90,6 +92,69 @@ class _Waiters:
             _fail(waiter, error)
 
 
+Many = Callable[[list[Any], PutStatus | StoreUnwritable], None]
+
+
+class Line:
+    """Waits for many, who joined in the order of the log, and tells of all of them at once."""
+
+    def __init__(self, tell: Many) -> None:
+        self._tell = tell
+        self._for_written: deque[tuple[int, Any]] = deque()
+        self._for_durable: deque[tuple[int, float, Any]] = deque()  # end, deadline, who
+
+    def add_written(self, end: int, who: Any) -> None:
+        self._for_written.append((end, who))
+
+    def add_durable(self, end: int, deadline: float, who: Any) -> None:
+        self._for_durable.append((end, deadline, who))
+
+    def written(self, end: int) -> None:
+        line = self._for_written
+        if line and line[0][0] <= end:
+            told = []
+            while line and line[0][0] <= end:
+                told.append(line.popleft()[1])
+            self._say(told, PutStatus.OK)
+
+    def durable(self, end: int) -> None:
+        line = self._for_durable
+        if line and line[0][0] <= end:
+            told = []
+            while line and line[0][0] <= end:
+                told.append(line.popleft()[2])
+            self._say(told, PutStatus.OK)
+
+    @property
+    def deadline(self) -> float:
+        """The next one, infinity when there is none."""
+        return self._for_durable[0][1] if self._for_durable else math.inf
+
+    def expire(self, now: float) -> None:
+        """Tell those whose time is over."""
+        line = self._for_durable
+        told = []
+        while line and line[0][1] <= now:
+            told.append(line.popleft()[2])
+        if told:
+            self._say(told, PutStatus.FLUSH_DISK_TIMEOUT)
+
+    def fail_above(self, end: int, error: StoreUnwritable) -> None:
+        told = []
+        while self._for_written and self._for_written[-1][0] > end:
+            told.append(self._for_written.pop()[1])
+        while self._for_durable and self._for_durable[-1][0] > end:
+            told.append(self._for_durable.pop()[2])
+        if told:
+            self._say(told[::-1], error)
+
+    def _say(self, told: list[Any], outcome: PutStatus | StoreUnwritable) -> None:
+        try:
+            self._tell(told, outcome)
+        except Exception:
+            _log.exception("settled_listener_failed")  # its fault must not stop the store
+
+
 class Flush:
     def __init__(
         self,
@@ -108,7 +173,6 @@ class Flush:
         self.synced_ms = 0  # store time of the last record known to be synced
         self.failure: str | None = None
         self._log = log
-        self._env = env
         self._advance = advance
         self._synced = synced
         self._pooled = pooled  # to be staged is enough for an acknowledgement
@@ -118,10 +182,13 @@ class Flush:
         self._sync_began = 0.0
         self._for_written = _Waiters()
         self._for_durable = _Waiters()
+        self._lines: list[Line] = []
         self._deadlines: deque[tuple[float, _Waiter]] = deque()
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._interval_timer: asyncio.TimerHandle | None = None
-        self._syncing: asyncio.Future[None] | None = None
+        self._errands = env.errands or _offloaded(env.offload)
+        self._syncing = False
+        self._at_sync_end: list[asyncio.Future[None]] = []
         self.on_sync_failed: Callable[[], None] = lambda: None
         log.on_written = self._on_written
         log.on_lost = self._on_lost
@@ -140,12 +207,10 @@ class Flush:
                 timer.cancel()
         self._deadline_timer = self._interval_timer = None
         self._interval_seconds = 0
-        while self._syncing is not None:
-            await asyncio.wait([self._syncing])
-            await asyncio.sleep(0)  # its callback clears `_syncing`, or starts another
+        while self._syncing:
+            await self._sync_end()  # which may start another
         gone = StoreUnwritable("the store was stopped before the message was synced")
-        self._for_written.fail_above(-1, gone)
-        self._for_durable.fail_above(-1, gone)
+        self._fail_above(-1, gone)
         self._deadlines.clear()
 
     @property
@@ -155,7 +220,7 @@ class Flush:
         if not self._synced or (behind <= BUSY_BYTES and behind <= UNSYNCED_BYTES_MAX):
             return None
         seconds = 0.0
-        if self._syncing is not None:
+        if self._syncing:
             seconds = asyncio.get_running_loop().time() - self._sync_began
         if behind <= UNSYNCED_BYTES_MAX and seconds * 1000 <= self._busy_ms():
             return None
@@ -183,18 +248,34 @@ class Flush:
         target = self._log.written_end
         while self.failure is None and self.synced_end < target:
             self._begin_sync()
-            if self._syncing is None:
+            if not self._syncing:
                 break
-            await asyncio.wait([self._syncing])
-            await asyncio.sleep(0)
+            await self._sync_end()
 
     def fail(self, reason: str) -> None:
         """Take no more messages until a restart."""
         if self.failure is None:
             self.failure = reason
             _log.critical("store_unwritable reason=%s", reason)
-        self._for_durable.fail_above(-1, StoreUnwritable(self.failure))
-        self._for_written.fail_above(-1, StoreUnwritable(self.failure))
+        self._fail_above(-1, StoreUnwritable(self.failure))
+
+    def line(self, tell: Many) -> Line:
+        """A waiting line for `join`: who is in it is told in the turn in which it is settled."""
+        line = Line(tell)
+        self._lines.append(line)
+        return line
+
+    def join(self, line: Line, end: int, who: object, *, wait: bool) -> None:
+        """Like `settle_then`, for what was staged in this turn, behind all that joined before."""
+        if not wait:
+            line.add_written(end, who)
+        elif self._synced:
+            loop = asyncio.get_running_loop()
+            line.add_durable(end, loop.time() + self._timeout_seconds, who)
+            if self._deadline_timer is None:
+                self._deadline_timer = loop.call_later(self._timeout_seconds, self._expire)
+        else:
+            line.add_durable(end, math.inf, who)
 
     # --- inside ------------------------------------------------------------------------------
     def _enter(self, end: int, wait: bool, waiter: _Waiter) -> None:
@@ -210,9 +291,11 @@ class Flush:
                 " message failed; send it again"
             )
             _fail(waiter, StoreUnwritable(why))
-        elif not wait:
-            self._for_written.add(end, waiter)
         else:
+            self._log.remind()
+            if not wait:
+                self._for_written.add(end, waiter)
+                return
             self._for_durable.add(end, waiter)
             if self._synced:
                 self._add_deadline(waiter)
@@ -224,33 +307,51 @@ class Flush:
             self._deadline_timer = loop.call_later(self._timeout_seconds, self._expire)
 
     def _on_written(self) -> None:
-        self._for_written.reached(self._log.written_end)
+        written_end = self._log.written_end
+        self._for_written.reached(written_end)
+        for line in self._lines:
+            line.written(written_end)
         if self._synced:
             self._begin_sync()
         elif self.failure is None:
-            self._move(self._log.written_end)
+            self._move(written_end)
 
     def _on_lost(self, start: int, error: StoreUnwritable) -> None:
-        self._for_written.fail_above(start, error)
-        self._for_durable.fail_above(start, error)
+        self._fail_above(start, error)
+
+    def _fail_above(self, end: int, error: StoreUnwritable) -> None:
+        self._for_durable.fail_above(end, error)
+        self._for_written.fail_above(end, error)
+        for line in self._lines:
+            line.fail_above(end, error)
 
     def _begin_sync(self) -> None:
         target = self._log.written_end
-        if self._syncing is not None or self.failure is not None or target == self.synced_end:
+        if self._syncing or self.failure is not None or target == self.synced_end:
             return
         files = self._log.take_dirty()
         written_ms = self._log.written_ms
         self._sync_began = asyncio.get_running_loop().time()
-        self._syncing = asyncio.ensure_future(
-            self._env.offload(functools.partial(_sync_files, files, self.on_sync_failed))
+        self._syncing = True
+        self._errands(
+            functools.partial(_sync_files, files, self.on_sync_failed),
+            functools.partial(self._on_synced, target, written_ms),
         )
-        self._syncing.add_done_callback(functools.partial(self._on_synced, target, written_ms))
 
-    def _on_synced(self, target: int, written_ms: int, done: asyncio.Future[None]) -> None:
-        self._syncing = None
-        if done.cancelled():
+    async def _sync_end(self) -> None:
+        """Return when the sync under way has ended."""
+        end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._at_sync_end.append(end)
+        await end
+
+    def _on_synced(self, target: int, written_ms: int, error: BaseException | None) -> None:
+        self._syncing = False
+        waiting, self._at_sync_end = self._at_sync_end, []
+        for end in waiting:
+            if not end.done():
+                end.set_result(None)
+        if isinstance(error, asyncio.CancelledError):
             return
-        error = done.exception()
         if error is not None:
             self.fail(
                 f"syncing the commit log failed ({error}); the disk may be damaged: check it,"
@@ -272,21 +373,30 @@ class Flush:
             _log.exception("dispatch_failed end=%d", end)
             self.fail(f"messages could not be put into their queues ({error}); see the log file")
         self._for_durable.reached(end)
+        for line in self._lines:
+            line.durable(end)
         while self._deadlines and self._deadlines[0][1].done():
             self._deadlines.popleft()
 
     def _expire(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self._deadline_timer = None
+        for line in self._lines:
+            line.expire(now)
         while self._deadlines:
             deadline, waiter = self._deadlines[0]
             if not waiter.done():
                 if deadline > now:
-                    self._deadline_timer = loop.call_at(deadline, self._expire)
-                    return
+                    break
                 waiter.set_result(PutStatus.FLUSH_DISK_TIMEOUT)
             self._deadlines.popleft()
+        # Only now, because whoever was told may have come back.
+        following = min([line.deadline for line in self._lines], default=math.inf)
+        if self._deadlines:
+            following = min(following, self._deadlines[0][0])
+        self._deadline_timer = None
+        if following < math.inf:
+            self._deadline_timer = loop.call_at(following, self._expire)
 
     def _wake_later(self) -> None:
         if self._interval_seconds > 0:
@@ -297,6 +407,21 @@ class Flush:
     def _on_interval(self) -> None:
         self._begin_sync()
         self._wake_later()
+
+
+def _offloaded(offload: Offload) -> Errands:
+    running: set[asyncio.Future[None]] = set()  # the loop keeps weak references only
+
+    def run(work: Callable[[], None], done: Done) -> None:
+        def ended(future: asyncio.Future[None]) -> None:
+            running.discard(future)
+            done(asyncio.CancelledError() if future.cancelled() else future.exception())
+
+        future = asyncio.ensure_future(offload(work))
+        running.add(future)
+        future.add_done_callback(ended)
+
+    return run
 
 
 def _sync_files(files: list[SegmentFile], on_failed: Callable[[], None]) -> None:

@@ -40,6 +40,7 @@ from cosmodrome.layout import (
     SYS_TRANSACTION_MASK,
     TOPIC_BYTES_MAX,
 )
+from cosmodrome.store.recent import Recent
 from cosmodrome.store.segment import OpenFiles, Warming, create_lasting, segment_path
 from cosmodrome.store.values import Draft, Stored
 
@@ -162,6 +163,7 @@ class Log:
         self._last_ms = 0
         self._staged: list[_Chunk] = []
         self._staged_bytes = 0
+        self.recent = Recent()  # what was written and not dispatched
         self._writers: dict[int, SegmentFile] = {}
         self._dirty: set[int] = set()
         self.told: deque[Told] = deque()  # in log order; dispatch takes them away
@@ -200,6 +202,7 @@ class Log:
         self._writers.clear()
         self._staged.clear()
         self.told.clear()
+        self.recent.clear()
         self._loop = None
 
     # --- appending -------------------------------------------------------------------------
@@ -220,6 +223,8 @@ class Log:
                 " send again, or raise transientStorePoolSize"
             )
         chunk = self._room(total)
+        if self._due is None:
+            self._write_in(0.0 if self._pool is None else self._pool.interval_seconds)
         store_ms = self._last_ms = max(self._last_ms, self._env.clock.now_ms())
         mark = len(chunk.data)
         stored: list[Stored] = []
@@ -275,29 +280,46 @@ class Log:
         """
         size = messages = 0
         while ready.left and self._pool is None and self._loop is not None:
-            try:
-                chunk = self._room(ready.next_bytes)
-            except StoreUnwritable:
-                break
-            store_ms = self._last_ms = max(self._last_ms, self._env.clock.now_ms())
+            chunk = self._staged[-1] if self._staged else None
+            needed = self.end + ready.next_bytes + BLANK_BYTES
+            if chunk is None or needed > chunk.base + self.segment_bytes:
+                try:
+                    chunk = self._room(ready.next_bytes)
+                except StoreUnwritable:
+                    break
+            store_ms = self._env.clock.now_ms()
+            if store_ms < self._last_ms:
+                store_ms = self._last_ms
             room = chunk.base + self.segment_bytes - self.end - BLANK_BYTES
             taken, count, *facts = ready.encode(
-                *(chunk.data, self.end, room, store_ms, self._next, chunk.before),
-                self._queue_end,
+                chunk.data, self.end, room, store_ms, self._next, chunk.before, self._queue_end
             )
             if facts and taken:
                 self.told.append(Told(self.end, self.end + taken, store_ms, *facts))
             self.end = chunk.end = self.end + taken
-            chunk.last_ms = store_ms
+            self._last_ms = chunk.last_ms = store_ms
             self._staged_bytes += taken
             size += taken
             messages += count
         return size, messages
 
-    def relieve(self) -> None:
-        """Write now if much is staged; what fails is told to those who wait for it."""
-        if self._pool is None and self._staged_bytes > STAGED_BYTES_MAX:
+    def relieve(self, *, at_once: bool = False) -> None:
+        """Have written what is staged: now if it is much, else at the end of this turn.
+
+        With `at_once` nobody else is expected to stage anything in this turn. What fails is told
+        to those who wait for it.
+        """
+        if not self._staged or self._pool is not None:
+            return
+        if at_once or self._staged_bytes > STAGED_BYTES_MAX:
             self.write()
+        else:
+            self.remind()
+
+    def remind(self) -> None:
+        """Somebody waits for what is staged."""
+        if self._staged and self._due is None:
+            self._write_in(0.0)
 
     def forget(self, topic: str) -> None:
         """The queues of this topic are gone: their offsets start again."""
@@ -420,11 +442,12 @@ class Log:
 
     def _room(self, size: int) -> _Chunk:
         """The chunk that takes `size` more bytes, after rolling to the next file if needed."""
-        base = self.base_of(self.end)
+        end = self.end
+        base = end - end % self.segment_bytes
         chunk = self._staged[-1] if self._staged else None
         if chunk is None or chunk.base != base:
-            chunk = self._new_chunk(base, self.end)
-        left = base + self.segment_bytes - self.end
+            chunk = self._new_chunk(base, end)
+        left = base + self.segment_bytes - end
         if size + BLANK_BYTES > left:
             # The next file first: if it cannot be made, nothing has changed.
             following = self._new_chunk(base + self.segment_bytes, base + self.segment_bytes)
@@ -439,8 +462,6 @@ class Log:
         return _Chunk(self._writer(base), base, start, start, bytearray(), {})
 
     def _stage(self, chunk: _Chunk) -> None:
-        if not self._staged:
-            self._write_in(0.0 if self._pool is None else self._pool.interval_seconds)
         if not self._staged or self._staged[-1] is not chunk:
             self._staged.append(chunk)
 
@@ -464,10 +485,13 @@ class Log:
         except OSError as error:
             self._stale[chunk.base] = max(stale, data_end)
             return error
-        self._stale.pop(chunk.base, None)
+        if stale:
+            del self._stale[chunk.base]
         self._dirty.add(chunk.base)
         self.written_end = chunk.end
-        self.written_ms = max(self.written_ms, chunk.last_ms)
+        if chunk.last_ms > self.written_ms:
+            self.written_ms = chunk.last_ms
+        self.recent.add(chunk.start, chunk.end, chunk.data)
         return None
 
     def _take_back(self, chunks: list[_Chunk], error: OSError) -> StoreUnwritable:

@@ -13,6 +13,7 @@ import logging
 import os.path
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from cosmodrome import speed
 from cosmodrome.env.base import Disk
 from cosmodrome.errors import StoreError
 from cosmodrome.layout import (
@@ -21,6 +22,7 @@ from cosmodrome.layout import (
     QUEUE_FILLER_SIZE,
     TOPIC_BYTES_MAX,
 )
+from cosmodrome.store.arrivals import Arrivals
 from cosmodrome.store.segment import (
     FileWrite,
     OpenFiles,
@@ -248,6 +250,19 @@ class Queues:
         self.tail_bytes += QUEUE_ENTRY_BYTES
         self._dirty.add(queue)
         return queue
+
+    def put_runs(
+        self, runs: list[speed.Run], arrivals: Arrivals
+    ) -> tuple[int, list[tuple[Queue, bytes]]]:
+        """Add runs as long as they fit the ends of their queues; the rest is for `put_run`.
+
+        Returns how many were added, and queue and entries of those somebody waits for.
+        """
+        done, size, seen = speed.spread(
+            runs, self._queues, self._dirty, arrivals.topics, arrivals.queues
+        )
+        self.tail_bytes += size
+        return done, seen
 
     def put_run(self, topic: str, queue_id: int, queue_offset: int, entries: bytes) -> Queue:
         """Add packed entries of consecutive offsets, at least one."""

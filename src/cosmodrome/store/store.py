@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cosmodrome.env.base import Env, FileLock
 from cosmodrome.env.options import StoreOptions
-from cosmodrome.env.signal import Signal
 from cosmodrome.errors import ConfigError, StoreBusy, StoreError, StoreUnwritable
+from cosmodrome.store.arrivals import Arrivals
 from cosmodrome.store.checkpoint import load_checkpoint, save_checkpoint
 from cosmodrome.store.delays import DelayLevels
 from cosmodrome.store.dispatch import Dispatch
-from cosmodrome.store.flush import Flush, Tell
+from cosmodrome.store.flush import Flush, Line, Many, Tell
 from cosmodrome.store.index import Index
 from cosmodrome.store.inventory import load_inventory, save_inventory, take_inventory
 from cosmodrome.store.log import Log, Pool, Ready
@@ -48,10 +48,12 @@ from cosmodrome.store.values import (
 
 __all__ = [
     "Arrival",
+    "Arrivals",
     "Batch",
     "DelayLevels",
     "Draft",
     "Found",
+    "Line",
     "PutStatus",
     "ReadStatus",
     "Store",
@@ -84,7 +86,7 @@ class Store:
     ) -> None:
         _check(options)
         root = options.store_path_root_dir
-        self.arrivals: Signal[Arrival] = Signal()
+        self.arrivals = Arrivals()
         self._options = options
         self._env = env
         self._root = root
@@ -131,6 +133,9 @@ class Store:
             pooled=_pool(options) is not None,
         )
         self._flush.on_sync_failed = self._mark_doubt
+        # Asked for every read of a socket, so without a detour.
+        self.join = self._flush.join
+        self.relieve = self._log.relieve
         self._upkeep = Upkeep(
             *(options, env, (root, self._log.directory), self._path("checkpoint")),
             *(self._flush, self._dispatch, self._queues, self._index),
@@ -247,20 +252,21 @@ class Store:
     def stage(self, ready: Ready) -> None:
         """Stage what of `ready` can be taken without further ado; the rest is for `append`.
 
-        Register who waits with `settle_then`, then call `relieve`, all in one turn of the loop.
+        Register who waits with `settle_then` or `join`, then call `relieve`, all in one turn of
+        the loop.
         """
         if self.why_unwritable is None:
             size, messages = self._log.stage(ready)
             self._put_count += messages
             self._put_bytes += size
 
+    def line(self, tell: Many) -> Line:
+        """A waiting line: `tell` hears of everybody in it who is settled, together."""
+        return self._flush.line(tell)
+
     def settle_then(self, end: int, tell: Tell, *, wait: bool = True) -> None:
         """Like `settle`, but calls back in the turn in which it is known."""
         self._flush.settle_then(end, tell, wait=wait)
-
-    def relieve(self) -> None:
-        """Write at once what is staged if it is much."""
-        self._log.relieve()
 
     @property
     def why_unwritable(self) -> str | None:
@@ -271,8 +277,8 @@ class Store:
             return "the store was opened for reading only"
         if self._options.broker_role == "SLAVE":
             return "this broker is a slave; send to its master"
-        flush, log, upkeep = self._flush, self._log, self._upkeep
-        return flush.failure or flush.trouble or log.trouble or upkeep.trouble
+        flush = self._flush
+        return flush.failure or flush.trouble or self._log.trouble or self._upkeep.trouble
 
     # --- reading -------------------------------------------------------------------------------
     def read(

@@ -62,22 +62,12 @@ class Upkeep:
         self._sync_failed = False
         self._disk_full = False
         self._backlog: str | None = None
+        self.trouble: str | None = None  # why messages are refused for now
 
     async def start(self) -> None:
         self._stopping = False
         await self.check_disk()
         self._task = asyncio.create_task(self._run(), name="store-upkeep")
-
-    @property
-    def trouble(self) -> str | None:
-        """Why messages are refused for now."""
-        if self._backlog is not None or not self._disk_full:
-            return self._backlog
-        percent_max = self._options.disk_space_warning_level_ratio
-        return (
-            f"the disk of {self._directories[0]} is {self.disk_ratio:.1%} used, sends stop"
-            f" at {percent_max}%; free space or raise diskSpaceWarningLevelRatio"
-        )
 
     async def stop(self) -> None:
         """Ends between batches, never within one."""
@@ -143,6 +133,7 @@ class Upkeep:
         """Look how full the disk is, and take or refuse messages accordingly."""
         self.disk_ratio = await self._env.offload(self._fullest)
         self._disk_full = self.disk_ratio * 100 > self._options.disk_space_warning_level_ratio
+        self._conclude()
 
     def note_cleaning(self, ratio: float) -> None:
         """What a look for files to remove found; it says "full" or "fine", or leaves it open."""
@@ -151,6 +142,7 @@ class Upkeep:
             self._disk_full = True
         elif ratio * 100 < self._options.disk_space_clean_forcibly_ratio:
             self._disk_full = False
+        self._conclude()
 
     # --- inside ------------------------------------------------------------------------------
     async def _run(self) -> None:
@@ -207,6 +199,16 @@ class Upkeep:
                     f"queue files cannot be written ({failure.strerror or failure}); free disk"
                     " space, sends resume by themselves"
                 )
+        self._conclude()
+
+    def _conclude(self) -> None:
+        self.trouble = self._backlog
+        if self._backlog is None and self._disk_full:
+            percent_max = self._options.disk_space_warning_level_ratio
+            self.trouble = (
+                f"the disk of {self._directories[0]} is {self.disk_ratio:.1%} used, sends stop"
+                f" at {percent_max}%; free space or raise diskSpaceWarningLevelRatio"
+            )
 
     def _fullest(self) -> float:
         return max(self._env.disk.usage(path).ratio for path in self._directories)

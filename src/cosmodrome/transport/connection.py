@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from cosmodrome.errors import Code, ProtocolError, Refused, TimedOut, Unreachable
-from cosmodrome.transport.parties import Lane, Limits, Owner
+from cosmodrome.transport.parties import Lane, Limits, Owner, plain_peer
 from cosmodrome.transport.router import Router, error_frame
 from cosmodrome.wire import table
 from cosmodrome.wire.frame import Frame, Prepared, encode, frame_end, sniff
@@ -87,7 +87,7 @@ class SocketConnection(asyncio.BufferedProtocol):
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._flush_scheduled = False
-        self._writing_paused = False
+        self.writing_paused = False  # the peer does not take what was written
         self._written_bytes = 0
         # progress as of the last tick
         self._tick_timer: asyncio.TimerHandle | None = None
@@ -95,6 +95,7 @@ class SocketConnection(asyncio.BufferedProtocol):
         self._read_mark = (0, 0.0)
         self._write_mark = (0, 0.0)
         self._held = (0, 0)  # bytes of a half frame, bytes that the peer does not take
+        self.note = b""  # what the lane keeps about the peer
 
     # --- what handlers see -------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class SocketConnection(asyncio.BufferedProtocol):
     @property
     def congested(self) -> bool:
         """The peer does not take what was written; whoever can wait should."""
-        return self._writing_paused
+        return self.writing_paused
 
     def begin(self, code: int, ext: dict[str, str], body: bytes, waiter: Waiter) -> int:
         """Send a request without waiting: its answer, or the error that ends this connection,
@@ -241,27 +242,36 @@ class SocketConnection(asyncio.BufferedProtocol):
         """How many more requests may be unanswered."""
         return max(0, self._limits.in_flight_max - self._in_flight)
 
-    @property
-    def writing_paused(self) -> bool:
-        return self._writing_paused
-
     def accept(self, count: int) -> None:
         """Requests were taken; `answer`, or `answer_many`, follows for each of them."""
         self._in_flight += count
 
     def answer_many(self, count: int, data: bytes) -> None:
         """So many requests are done with; `data` is the frames that answer them."""
-        self._answered(count)
-        if data:
+        if self._reading_paused or self._refusal:
+            self._answered(count)
+        else:
+            self._in_flight -= count
+        if not data:
+            return
+        if self._driving or self._out or self.writing_paused or self._lost or self._close_reason:
             self.put(data)
+            return
+        transport = self._transport
+        assert transport is not None
+        if not transport.get_write_buffer_size():
+            self._write_mark = (self._written_bytes, self._loop.time())
+        self._written_bytes += len(data)
+        transport.write(data)
 
     def put(self, *parts: bytes) -> None:
         """Write frames; within a read they leave together at its end."""
         if self.closed:
             return
         self._out += parts
-        self._out_bytes += sum(map(len, parts))
-        if self._writing_paused:
+        for part in parts:
+            self._out_bytes += len(part)
+        if self.writing_paused:
             self._check_queued_bytes()
         elif not self._driving or self._out_bytes >= self._limits.queued_bytes_high:
             self._flush()
@@ -273,7 +283,7 @@ class SocketConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._peer = _plain_peer(transport.get_extra_info("peername"))
+        self._peer = plain_peer(transport.get_extra_info("peername"))
         self._accepted = self._owner.connection_opened(self)
         if not self._accepted:
             self.abort("not accepted")
@@ -305,7 +315,7 @@ class SocketConnection(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self.closed:
+        if self._lost or self._close_reason:
             return
         data = self._buffer[:nbytes]
         self._received_bytes += nbytes
@@ -321,20 +331,31 @@ class SocketConnection(asyncio.BufferedProtocol):
                     self._turn_away(kind)
                     return
             data = memoryview(first)
-        if self._lane is None:
+        lane = self._lane
+        if lane is None:
             self._hear(data)
+        elif self._rest or self._waiting or self.writing_paused or self._refusal:
+            self._drive(lane, data)
         else:
-            self._drive(self._lane, data)
+            self._driving = True
+            try:
+                at = lane.feed(self, data, 0)
+            finally:
+                self._driving = False
+            if at < len(data) or self._lost or self._close_reason:
+                self._drive(lane, data, at, fed=True)
+            elif self._out and not self.writing_paused:
+                self._flush()
 
     def eof_received(self) -> bool:
         self._flush()
         return False
 
     def pause_writing(self) -> None:
-        self._writing_paused = True
+        self.writing_paused = True
 
     def resume_writing(self) -> None:
-        self._writing_paused = False
+        self.writing_paused = False
         self._hold(self._held[0], 0)
         self._flush()
         self._serve_waiting()
@@ -356,8 +377,11 @@ class SocketConnection(asyncio.BufferedProtocol):
         self._serve_waiting()
         return not self.closed
 
-    def _drive(self, lane: Lane, data: memoryview) -> None:
-        """Offer what was read to the lane; each frame that it leaves goes to the session."""
+    def _drive(self, lane: Lane, data: memoryview, at: int = 0, *, fed: bool = False) -> None:
+        """Offer what was read to the lane; each frame that it leaves goes to the session.
+
+        `at`, and whether the lane has left the frame there already, are of a read without `rest`.
+        """
         rest = self._rest
         if rest:
             rest += data
@@ -366,9 +390,9 @@ class SocketConnection(asyncio.BufferedProtocol):
         try:
             if rest:
                 with memoryview(rest) as view:
-                    at = self._drive_over(lane, view)
+                    at = self._drive_over(lane, view, 0, fed=False)
             else:
-                at = self._drive_over(lane, data)
+                at = self._drive_over(lane, data, at, fed=fed)
         finally:
             self._driving = False
         if self._lost or self._close_reason:
@@ -380,14 +404,15 @@ class SocketConnection(asyncio.BufferedProtocol):
             rest += data[at:]
         if self._held[0] != len(rest) and not self._hold(len(rest), self._held[1]):
             return
-        if self._out and not self._writing_paused:
+        if self._out and not self.writing_paused:
             self._flush()
 
-    def _drive_over(self, lane: Lane, view: memoryview) -> int:
-        at, size = 0, len(view)
+    def _drive_over(self, lane: Lane, view: memoryview, at: int, *, fed: bool) -> int:
+        size = len(view)
         while at < size and not self.closed:
-            if not (self._waiting or self._writing_paused or self._refusal):
+            if not (fed or self._waiting or self.writing_paused or self._refusal):
                 at = lane.feed(self, view, at)
+            fed = False
             end = frame_end(view, at) if at < size else 0
             if not end or not self._hear(view[at:end]):
                 break
@@ -425,7 +450,7 @@ class SocketConnection(asyncio.BufferedProtocol):
 
     @property
     def _serves(self) -> bool:
-        if self._writing_paused and not self._limits.reads_always:
+        if self.writing_paused and not self._limits.reads_always:
             return False
         return self._in_flight < self._limits.in_flight_max
 
@@ -444,7 +469,7 @@ class SocketConnection(asyncio.BufferedProtocol):
     def _send(self, data: bytes) -> None:
         self._out.append(data)
         self._out_bytes += len(data)
-        if self._writing_paused:
+        if self.writing_paused:
             self._check_queued_bytes()
         elif self._out_bytes >= self._limits.queued_bytes_high:
             self._flush()  # may pause writing, and with it serving
@@ -454,7 +479,7 @@ class SocketConnection(asyncio.BufferedProtocol):
 
     def _flush_turn(self) -> None:
         self._flush_scheduled = False
-        if not self._writing_paused:
+        if not self.writing_paused:
             self._flush()
 
     def _flush(self) -> None:
@@ -569,13 +594,3 @@ def _give_up(loop: asyncio.AbstractEventLoop, answered: asyncio.Future[Frame], d
         loop.call_later(CATCH_UP_S, _give_up, loop, answered, math.inf)
     else:
         answered.set_exception(TimeoutError())
-
-
-def _plain_peer(address: object) -> tuple[str, int]:
-    """Host and port of a socket address; a mapped IPv4 address is shown as IPv4."""
-    if not isinstance(address, tuple) or len(address) < 2:
-        return "?", 0  # the peer was gone before it could be asked
-    host, port = str(address[0]), int(address[1])
-    if host.startswith("::ffff:") and "." in host:
-        host = host.removeprefix("::ffff:")
-    return host, port

@@ -1,4 +1,4 @@
-"""What a connection needs from others: limits, an owner, and perhaps a lane."""
+"""What a connection needs from others: limits, an owner, a peer, and perhaps a lane."""
 
 from __future__ import annotations
 
@@ -48,3 +48,13 @@ class Lane(Protocol):
 
     def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
         """Serve whole frames from `at` on; where the first one begins that is left over."""
+
+
+def plain_peer(address: object) -> tuple[str, int]:
+    """Host and port of a socket address; a mapped IPv4 address is shown as IPv4."""
+    if not isinstance(address, tuple) or len(address) < 2:
+        return "?", 0  # the peer was gone before it could be asked
+    host, port = str(address[0]), int(address[1])
+    if host.startswith("::ffff:") and "." in host:
+        host = host.removeprefix("::ffff:")
+    return host, port

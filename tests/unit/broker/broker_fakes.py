@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from cosmodrome.env.options import StoreOptions
 from cosmodrome.env.real import real_env
-from cosmodrome.env.signal import Signal
 from cosmodrome.store.store import (
     Arrival,
+    Arrivals,
     Batch,
     Draft,
     Found,
@@ -57,7 +57,7 @@ class FakeStore:
     """Messages in lists. `status`, `settled` and `outcome` let a test choose what happens."""
 
     def __init__(self) -> None:
-        self.arrivals: Signal[Arrival] = Signal()
+        self.arrivals = Arrivals()
         self.messages: dict[tuple[str, int], list[Draft]] = {}
         self.log: list[Draft] = []
         self.end = 1000

@@ -9,16 +9,15 @@ from broker_fakes import FakeConnection
 
 from cosmodrome.broker import waiters as module
 from cosmodrome.broker.waiters import Waiters
-from cosmodrome.env.signal import Signal
 from cosmodrome.errors import Code, Refused
-from cosmodrome.store.store import Arrival
+from cosmodrome.store.store import Arrival, Arrivals
 
 
 class Hall:
     """Waiters with a hand on the signal."""
 
     def __init__(self, held_max: int = 100) -> None:
-        self.arrivals: Signal[Arrival] = Signal()
+        self.arrivals = Arrivals()
         self.waiters: Waiters[str] = Waiters(self.arrivals, held_max)
         self.connection = FakeConnection()
         self.reruns = 0

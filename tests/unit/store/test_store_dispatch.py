@@ -43,6 +43,45 @@ async def test_arrivals_come_grouped_and_before_the_answer(tmp_path: Path) -> No
     await store.stop()
 
 
+async def test_only_what_somebody_waits_for_is_announced(tmp_path: Path) -> None:
+    store = Store(small(tmp_path), faulty_env())
+    heard: list[tuple[str, int]] = []
+    watched: set[tuple[str, int]] = set()
+    store.arrivals.subscribe(lambda a: heard.append((a.topic, a.queue_id)), queues=watched)
+    store.arrivals.subscribe(lambda a: None, topic="U")
+    await store.start()
+
+    async def everywhere() -> list[tuple[str, int]]:
+        heard.clear()
+        await put(store, draft(), draft(queue_id=1), draft(topic="U"), draft(topic="V"))
+        return heard
+
+    assert await everywhere() == [("U", 0)]
+    watched.add(("T", 1))
+    assert await everywhere() == [("T", 1), ("U", 0)]
+    watched.clear()
+    assert await everywhere() == [("U", 0)]
+    store.arrivals.subscribe(lambda a: None)
+    assert await everywhere() == [("T", 0), ("T", 1), ("U", 0), ("V", 0)]
+    await store.stop()
+
+
+async def test_what_was_just_written_is_not_read_back(tmp_path: Path) -> None:
+    store = Store(small(tmp_path), faulty_env())
+    await store.start()
+
+    def view(base: int) -> memoryview:
+        raise AssertionError(f"the file at {base} is read")
+
+    view_of, store._log.view = store._log.view, view  # type: ignore[method-assign]
+    for number in range(9):  # over several files
+        await put(store, *[draft(bytes(700)) for _ in range(number % 3 + 1)])
+    store._log.view = view_of  # type: ignore[method-assign]
+    assert len(bodies(store)) == 18
+    assert len(store._log.recent) == store._log.recent.size_bytes == 0
+    await store.stop()
+
+
 async def test_a_listener_may_fail_or_send(tmp_path: Path) -> None:
     store = Store(small(tmp_path, flush_disk_type="ASYNC_FLUSH"), faulty_env())
 
@@ -102,6 +141,7 @@ async def test_bytes_damaged_after_writing_stop_the_store(tmp_path: Path) -> Non
     stored = store.append(draft(b"x"))
     # The sync runs off the loop; the file is damaged before dispatch reads it back.
     store._log.write()
+    store._log.recent.clear()  # as if it were too long ago
     with (tmp_path / "commitlog" / ("0" * 20)).open("r+b") as file:
         file.write(b"\xff" * 20)
     with pytest.raises(StoreUnwritable, match="no record at offset 0"):
