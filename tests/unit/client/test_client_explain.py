@@ -15,6 +15,7 @@ from cosmodrome.client.operate.admin import Admin
 from cosmodrome.client.operate.explain import CAUSES, Explanation, explain, judge
 from cosmodrome.client.operate.facts import Limits
 from cosmodrome.client.operate.finding import ERROR, INFO, WARNING, Finding
+from cosmodrome.client.operate.probes import stands_still
 from cosmodrome.client.options import ClientOptions
 from cosmodrome.client.receive.consumer import Consumer
 from cosmodrome.client.receive.handlers import Reject
@@ -471,6 +472,28 @@ async def test_a_handler_that_does_not_return(topic: Any) -> None:
     for queue in found.facts.held_since_ms:
         found.facts.held_since_ms[queue] = found.facts.now_ms
     assert "HANDLER_STUCK" not in codes(judge(found.facts))
+
+
+@pytest.mark.parametrize(
+    ("changes", "still"),
+    [
+        ({}, True),
+        ({"lastConsumeTimestamp": 1_001}, True),  # the same moment, rounded differently
+        ({"lastConsumeTimestamp": 999}, True),
+        ({"lastConsumeTimestamp": 1_100}, False),
+        ({"cachedMsgMinOffset": 8}, False),
+        ({"commitOffset": 8}, False),
+        ({"cachedMsgCount": 0}, False),
+    ],
+)
+def test_what_stands_still(changes: dict[str, int], still: bool) -> None:
+    look = {
+        "cachedMsgCount": 1,
+        "cachedMsgMinOffset": 7,
+        "commitOffset": 7,
+        "lastConsumeTimestamp": 1_000,
+    }
+    assert stands_still(look, {**look, **changes}) is still
 
 
 async def test_handlers_that_fail(topic: Any) -> None:
