@@ -311,8 +311,9 @@ def _cpu(row: Measured) -> float:
 
 
 NOTES = f"""\
-CPU is user + system time of the server's process, on a core of its own; MB is its memory after the
-last round. Compare rows of one durability: the first column says what an answer is worth.
+CPU is user + system time of the server's process, on a core of its own; MB is its resident memory
+after the last round, pages of mapped log files included (this broker and RocketMQ map theirs).
+Compare rows of one durability: the first column says what an answer is worth.
 
 - {MANY} in flight are {CONNECTIONS} connections with {MANY // CONNECTIONS} each. Latency is that
   of a closed loop, so with {MANY} in flight it is mostly waiting in line.
@@ -320,7 +321,7 @@ last round. Compare rows of one durability: the first column says what an answer
   come together into batches of up to 16 KiB. This broker's row with batches is the one beside it.
 - Kafka with `flush.messages=1` syncs every appended batch; its default never syncs by itself.
 - Redis (XADD, appendonly) syncs once per turn of its loop with `appendfsync always`, else every
-  second. It keeps all messages in memory.
+  second. It keeps all messages in memory; they are deleted before each load, so MB says little.
 - NATS syncs every message with `sync_interval: always`, else every two minutes.
 - RocketMQ and this broker sync before the answer with SYNC_FLUSH, every 500 ms with ASYNC_FLUSH.
 - Generators: {{generator}} for RocketMQ's protocol, `bench.pipelined` for Redis and NATS.
