@@ -72,10 +72,12 @@ class Lane:
         )
         self._sends: dict[PutStatus, tuple[SendShape, core.Template, core.Template]] = {}
         self._pulls = PullLane(options, store, topics, groups, consume, offsets, router)
+        self._sums: dict[str, list[int]] = {}  # requests, messages and bytes not told yet
         self._stuck = False  # the store did not take all of the last sends
         self._line = store.line(self._settled)
         self._last: SocketConnection | None = None  # whose sends were staged last
         topics.changed.subscribe(lambda _: self._intake.known.clear())
+        produce.counts_from(self._take_sums)
 
     def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
         """Serve whole frames from `at` on; where the first one begins that is left over."""
@@ -156,13 +158,15 @@ class Lane:
         json, binary = self._send_templates(outcome)
         host = _message_id_front(self._store_host())
         now = asyncio.get_running_loop().time()
-        sums, times, error = core.answer(tickets, json, binary, host, now)
+        times, error = core.answer(tickets, json, binary, host, now, self._sums)
         for ms, requests in times.items():
             self._put_times.add_ms(ms, requests)
-        for topic, (requests, messages, size) in sums.items():
-            self._produce.count(topic, 0, messages, size, requests=requests)
         if error is not None:
             raise error
+
+    def _take_sums(self) -> dict[str, list[int]]:
+        sums, self._sums = self._sums, {}
+        return sums
 
     def _send_templates(self, status: PutStatus) -> tuple[core.Template, core.Template]:
         # Settings that are in the reply may change while the broker runs.

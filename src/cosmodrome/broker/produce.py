@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cosmodrome.broker.defer import Deferral, delay_level, is_timed
@@ -135,8 +135,9 @@ class Produce:
         self._stats = stats or Stats()
         self._put_times = put_times or PutTimes()
         self._pressure = pressure or Pressure(options)
-        self.messages_total = 0
-        self.bytes_total = 0
+        self._messages_total = 0
+        self._bytes_total = 0
+        self._elsewhere: Callable[[], Mapping[str, Sequence[int]]] = dict
         self.failures_total = 0
 
     @SendMessage.handler
@@ -196,19 +197,38 @@ class Produce:
         topic, stored, queue_id, _, recall_handle = accepted
         status = settled.result()
         self._put_times.add(asyncio.get_running_loop().time() - began)
-        self.count(topic, stored[0].queue_id, len(stored), sum(place.size for place in stored))
+        self._count(topic, stored[0].queue_id, len(stored), sum(place.size for place in stored))
         host = self._store_host()
         msg_id = ",".join([offset_message_id(host, place.log_offset) for place in stored])
         reply = self.answer(status, msg_id, queue_id, stored[0].queue_offset)
         reply.recall_handle = recall_handle
         return reply
 
-    def count(
+    @property
+    def messages_total(self) -> int:
+        self._stats.settle()
+        return self._messages_total
+
+    @property
+    def bytes_total(self) -> int:
+        self._stats.settle()
+        return self._bytes_total
+
+    def counts_from(self, elsewhere: Callable[[], Mapping[str, Sequence[int]]]) -> None:
+        """`elsewhere` gives what the fast lane has stored since it was last asked, by topic."""
+        self._elsewhere = elsewhere
+        self._stats.counts_from(self._settle_counts)
+
+    def _settle_counts(self) -> None:
+        for topic, (requests, messages, size) in self._elsewhere().items():
+            self._count(topic, 0, messages, size, requests=requests)
+
+    def _count(
         self, topic: str, queue_id: int, messages: int, size: int, *, requests: int = 1
     ) -> None:
         """So many requests brought messages of `size` bytes together, which are stored now."""
-        self.messages_total += messages
-        self.bytes_total += size
+        self._messages_total += messages
+        self._bytes_total += size
         self._stats.put(topic, queue_id, messages, size, calls=requests)
 
     def answer(self, status: PutStatus, msg_id: str, queue_id: int, queue_offset: int) -> SendReply:

@@ -105,11 +105,11 @@ class Stats:
 
     def __init__(self, *, detailed: bool = True) -> None:
         self.tick = 0
-        self.puts = Item(0)
+        self._puts = Item(0)
         self._detailed = detailed
         self._gets = Item(0)
         self._longest_get_ms = 0.0
-        self._elsewhere: Callable[[], None] = lambda: None
+        self._elsewhere: list[Callable[[], None]] = []
         self._topics: dict[str, Item] = {}
         self._groups: dict[tuple[str, str], Item] = {}  # (topic, group)
         self._queue_count = 0
@@ -137,11 +137,12 @@ class Stats:
         self._detailed = detailed
 
     def counts_from(self, elsewhere: Callable[[], None]) -> None:
-        """`elsewhere` calls `add` with what it has counted since it was last asked to."""
-        self._elsewhere = elsewhere
+        """`elsewhere` calls `put` or `add` with what it counted since it was last asked to."""
+        self._elsewhere.append(elsewhere)
 
     def settle(self) -> None:
-        self._elsewhere()
+        for tell in self._elsewhere:
+            tell()
 
     def put(self, topic: str, queue_id: int, count: int, size: int, *, calls: int = 1) -> None:
         """`count` messages of `size` bytes together were stored by so many requests."""
@@ -151,7 +152,7 @@ class Stats:
             item = Item(tick)
             if len(self._topics) < TOPICS_MAX:
                 self._topics[topic] = item
-        for one in (item, self.puts):
+        for one in (item, self._puts):
             if one.tick != tick:
                 one.roll(tick)
             one.messages += count
@@ -238,6 +239,11 @@ class Stats:
     # --- telling -----------------------------------------------------------------------------
 
     @property
+    def puts(self) -> Item:
+        self.settle()
+        return self._puts
+
+    @property
     def gets(self) -> Item:
         self.settle()
         return self._gets
@@ -248,6 +254,7 @@ class Stats:
         return self._longest_get_ms
 
     def of_topic(self, topic: str) -> Item | None:
+        self.settle()
         return self._topics.get(topic)
 
     def of_group(self, topic: str, group: str) -> Item | None:

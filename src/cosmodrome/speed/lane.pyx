@@ -673,10 +673,9 @@ cdef class Ticket:
             for number in range(self.count)
         ]
 
-    def sums(self):
-        """Topic, requests, messages and bytes, for each topic."""
+    def add_to(self, dict sums not None):
+        """Add requests, messages and bytes of each topic."""
         cdef Py_ssize_t number
-        cdef dict sums = {}
         cdef list one
         cdef Plan plan
         cdef int64_t messages = 0
@@ -687,10 +686,14 @@ cdef class Ticket:
             if number == self.count or self.asks[number].plan != last:
                 if calls:
                     plan = <Plan>self.plans[last]
-                    one = sums.setdefault(plan.topic, [0, 0, 0])
-                    one[0] += calls
-                    one[1] += messages
-                    one[2] += size
+                    found = sums.get(plan.topic)
+                    if found is None:
+                        sums[plan.topic] = [calls, messages, size]
+                    else:
+                        one = <list>found
+                        one[0] += calls
+                        one[1] += messages
+                        one[2] += size
                 if number == self.count:
                     break
                 last = self.asks[number].plan
@@ -698,7 +701,6 @@ cdef class Ticket:
             calls += 1
             messages += self.asks[number].count
             size += self.asks[number].size
-        return sums
 
     def replies(self, Template json not None, Template binary not None, bytes host not None):
         """All answers, one frame after the other; `host` is the front half of message ids."""
@@ -751,31 +753,28 @@ cdef class Ticket:
         return out[: start - begin]
 
 
-def answer(list tickets not None, Template json, Template binary, bytes host not None, double now):
+def answer(
+    list tickets not None,
+    Template json,
+    Template binary,
+    bytes host not None,
+    double now,
+    dict sums not None,
+):
     """Give the replies of these tickets to their connections.
 
-    Returns requests, messages and bytes of each topic, how many requests took how many
-    milliseconds, and the first error: a connection that fails does not keep the others from
+    Adds requests, messages and bytes of each topic to `sums`. Returns how many requests took how
+    many milliseconds, and the first error: a connection that fails does not keep the others from
     their replies.
     """
-    cdef dict sums = {}
     cdef dict times = {}
     cdef Ticket ticket
-    cdef list one
-    cdef list whole
     cdef Py_ssize_t took_ms
     cdef Py_ssize_t last_ms = -1
     cdef Py_ssize_t requests = 0
     error = None
     for ticket in tickets:
-        if sums:
-            for topic, one in ticket.sums().items():
-                whole = sums.setdefault(topic, [0, 0, 0])
-                whole[0] += one[0]
-                whole[1] += one[1]
-                whole[2] += one[2]
-        else:
-            sums = ticket.sums()
+        ticket.add_to(sums)
         took_ms = <Py_ssize_t>((now - ticket.began) * 1000)
         if took_ms != last_ms:
             if requests:
@@ -790,7 +789,7 @@ def answer(list tickets not None, Template json, Template binary, bytes host not
             ticket.connection.answer_many(ticket.count, ticket.replies(json, binary, host))
         except Exception as caught:
             error = error or caught
-    return sums, times, error
+    return times, error
 
 
 cdef uint8_t *_hex(uint8_t *to, uint64_t value) noexcept nogil:

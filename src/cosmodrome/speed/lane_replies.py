@@ -88,21 +88,23 @@ class Ticket:
         """Code, opaque, serialize and one-way of each."""
         return [one[0] for one in self._sent]
 
-    def sums(self) -> dict[str, list[int]]:
-        """Topic, requests, messages and bytes, for each topic."""
-        sums: dict[str, list[int]] = {}
-        for topic in {one[1] for one in self._sent}:
-            sums[topic] = [0, 0, 0]
-        if len(sums) == 1:  # mostly
-            messages = sum([1 if isinstance(one[5], int) else len(one[5]) for one in self._sent])
-            sums[topic] = [len(self._sent), messages, sum([one[2] for one in self._sent])]
-            return sums
+    def add_to(self, sums: dict[str, list[int]]) -> None:
+        """Add requests, messages and bytes of each topic."""
+        topics = {one[1] for one in self._sent}
+        for topic in topics:
+            if topic not in sums:
+                sums[topic] = [0, 0, 0]
+        if len(topics) == 1:  # mostly
+            one = sums[topic]
+            one[0] += len(self._sent)
+            one[1] += sum([1 if isinstance(sent[5], int) else len(sent[5]) for sent in self._sent])
+            one[2] += sum([sent[2] for sent in self._sent])
+            return
         for _, topic, size, _, _, place in self._sent:
             one = sums[topic]
             one[0] += 1
             one[1] += 1 if isinstance(place, int) else len(place)
             one[2] += size
-        return sums
 
     def replies(self, json: Template, binary: Template, host: bytes) -> bytes:
         """All answers, one frame after the other; `host` is the front half of message ids."""
@@ -129,23 +131,23 @@ class Ticket:
 
 
 def answer(
-    tickets: list[Ticket], json: Template, binary: Template, host: bytes, now: float
-) -> tuple[dict[str, list[int]], dict[int, int], Exception | None]:
+    tickets: list[Ticket],
+    json: Template,
+    binary: Template,
+    host: bytes,
+    now: float,
+    sums: dict[str, list[int]],
+) -> tuple[dict[int, int], Exception | None]:
     """Give the replies of these tickets to their connections.
 
-    Returns requests, messages and bytes of each topic, how many requests took how many
-    milliseconds, and the first error: a connection that fails does not keep the others from
+    Adds requests, messages and bytes of each topic to `sums`. Returns how many requests took how
+    many milliseconds, and the first error: a connection that fails does not keep the others from
     their replies.
     """
-    sums: dict[str, list[int]] = {}
     times: dict[int, int] = {}
     error: Exception | None = None
     for ticket in tickets:
-        for topic, mine in ticket.sums().items():
-            known = sums.get(topic)
-            sums[topic] = (
-                mine if known is None else [a + b for a, b in zip(known, mine, strict=True)]
-            )
+        ticket.add_to(sums)
         took_ms = int((now - ticket.began) * 1000)
         times[took_ms] = times.get(took_ms, 0) + len(ticket)
     for ticket in tickets:
@@ -153,7 +155,7 @@ def answer(
             ticket.connection.answer_many(len(ticket), ticket.replies(json, binary, host))
         except Exception as caught:
             error = error or caught
-    return sums, times, error
+    return times, error
 
 
 def _ids(host: bytes, place: int | list[int]) -> bytes:
