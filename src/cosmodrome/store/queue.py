@@ -207,6 +207,11 @@ class Queues:
         """The live table; it stays the same object."""
         return self._queues
 
+    @property
+    def dirty_count(self) -> int:
+        """Queues with entries that are in no file yet."""
+        return len(self._dirty)
+
     def get(self, topic: str, queue_id: int) -> Queue | None:
         return self._queues.get((topic, queue_id))
 

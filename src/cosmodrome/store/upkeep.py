@@ -1,10 +1,11 @@
 """What the store does beside taking messages: derived data to disk, checkpoint, disk space.
 
 One task, so nothing here runs twice at once. Queue and index data is written every
-`flushIntervalConsumeQueue` (sooner when much has gathered), synced and vouched for in the
-checkpoint every `flushConsumeQueueThoroughInterval`. A failed write is tried again with the
-next batch. A failed sync of derived data ends checkpoints for this run: what the kernel
-dropped cannot be known, so the next start builds it again.
+`flushIntervalConsumeQueue`, sooner when much has gathered, later when it is little of many
+queues; it is synced and vouched for in the checkpoint every
+`flushConsumeQueueThoroughInterval`. A failed write is tried again with the next batch. A failed
+sync of derived data ends checkpoints for this run: what the kernel dropped cannot be known, so
+the next start builds it again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ RECOVERY_BATCH_BYTES = 16 * 1024 * 1024  # larger: each batch may carry a whole 
 # A busy index costs its whole slot table with every batch, so it is written now and then only.
 BUSY_INDEX_SECONDS = 5.0
 BUSY_INDEX_BYTES = 16 * 1024 * 1024
+# A batch opens and writes a file per queue, so many queues with little each are written rarely.
+MANY_QUEUES = 256
+MANY_QUEUES_SECONDS = 5.0
+QUEUE_BATCH_BYTES = 2048  # of each queue, when they are many
 BACKLOG_BYTES_MAX = 64 * 1024 * 1024  # this much in memory refuses messages
 DISK_CHECK_SECONDS = 5.0  # so that sends resume well within 10 s after space came back
 
@@ -79,7 +84,7 @@ class Upkeep:
 
     def nudge(self) -> None:
         """Cheap; call it whenever derived data grew."""
-        if self._queues.tail_bytes > BATCH_BYTES:
+        if self._queues.tail_bytes > BATCH_BYTES and self._queues_are_due():
             self._wake.set()
 
     async def relieve(self) -> None:
@@ -150,7 +155,7 @@ class Upkeep:
         interval = max(0.01, self._options.flush_interval_consume_queue / 1000)
         thorough = max(0.01, self._options.flush_consume_queue_thorough_interval / 1000)
         checkpoint_at = loop.time() + thorough
-        index_at = 0.0
+        index_at = queues_at = 0.0
         disk_at = loop.time() + DISK_CHECK_SECONDS
         while True:
             try:
@@ -165,7 +170,8 @@ class Upkeep:
                 if loop.time() >= checkpoint_at:
                     checkpoint_at = loop.time() + thorough
                     await self.write_checkpoint()
-                else:
+                elif loop.time() >= queues_at or self._queues_are_due():
+                    queues_at = loop.time() + MANY_QUEUES_SECONDS
                     index_too = loop.time() >= index_at or self._index_is_due()
                     if index_too:
                         index_at = loop.time() + BUSY_INDEX_SECONDS
@@ -181,6 +187,12 @@ class Upkeep:
     def _vouch(self, paths: list[str], fresh: Checkpoint) -> None:
         sync_files(self._env.disk, paths)
         save_checkpoint(self._env.disk, self._checkpoint_path, fresh)
+
+    def _queues_are_due(self) -> bool:
+        many = self._queues.dirty_count
+        if many <= MANY_QUEUES:
+            return True
+        return self._queues.tail_bytes > min(QUEUE_BATCH_BYTES * many, BACKLOG_BYTES_MAX // 4)
 
     def _index_is_due(self) -> bool:
         index = self._index

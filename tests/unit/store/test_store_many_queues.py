@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import time
@@ -13,6 +14,7 @@ from tests.unit.store.store_kit import draft
 from cosmodrome.env import real
 from cosmodrome.env.options import StoreOptions
 from cosmodrome.env.real import MappedSegment, real_env
+from cosmodrome.store import upkeep
 from cosmodrome.store.store import Store
 
 QUEUES = 10_000
@@ -89,3 +91,40 @@ async def test_ten_thousand_queues(tmp_path: Path, without_syncs: None) -> None:
         check_content(store)
         check_bounds()
     await store.abandon()
+
+
+@pytest.mark.parametrize("queues", [8, upkeep.MANY_QUEUES + 8])
+async def test_many_queues_with_little_each_are_written_rarely(
+    tmp_path: Path, without_syncs: None, monkeypatch: pytest.MonkeyPatch, queues: int
+) -> None:
+    monkeypatch.setattr(upkeep, "MANY_QUEUES_SECONDS", 0.5)
+    options = StoreOptions(
+        store_path_root_dir=str(tmp_path),
+        flush_disk_type="ASYNC_FLUSH",
+        disk_space_warning_level_ratio=100,
+        flush_interval_consume_queue=10,
+    )
+    store = Store(options, real_env())
+    await store.start()
+    batches: list[float] = []
+    write = store._upkeep.write_derived
+
+    async def counted(*, index_too: bool = True) -> bool:
+        if store._queues.dirty_count:
+            batches.append(time.monotonic())
+        return await write(index_too=index_too)
+
+    monkeypatch.setattr(store._upkeep, "write_derived", counted)
+    began = time.monotonic()
+    while time.monotonic() < began + 1.2:
+        for number in range(queues):
+            end = store.append(draft(b"x", topic=f"t{number}", queue_id=0)).end
+        await store.settle(end)
+        await asyncio.sleep(0.02)
+    took = time.monotonic() - began
+    if queues > upkeep.MANY_QUEUES:
+        assert 1 <= len(batches) <= took / 0.5 + 1
+    else:
+        assert len(batches) > took / 0.5 + 1
+    assert not store.facts().unwritable
+    await store.stop()
