@@ -265,26 +265,56 @@ cdef bint _take_int32(Scan *scan, int64_t *value) noexcept nogil:
     return _take_int(scan, value) and -0x80000000LL <= value[0] <= 0x7FFFFFFFLL
 
 
+cdef extern from *:
+    """
+    #ifdef __SSE2__
+    #include <emmintrin.h>
+    #endif
+
+    /* The first quote, backslash or control character, or the end. */
+    static inline const uint8_t *span_stop(const uint8_t *at, const uint8_t *end) {
+    #ifdef __SSE2__
+        const __m128i quote = _mm_set1_epi8(34), slash = _mm_set1_epi8(92), low = _mm_set1_epi8(31);
+        while (end - at >= 16) {
+            __m128i some = _mm_loadu_si128((const __m128i *)at);
+            __m128i found = _mm_or_si128(_mm_cmpeq_epi8(some, quote), _mm_cmpeq_epi8(some, slash));
+            found = _mm_or_si128(found, _mm_cmpeq_epi8(_mm_min_epu8(some, low), some));
+            int mask = _mm_movemask_epi8(found);
+            if (mask)
+                return at + __builtin_ctz(mask);
+            at += 16;
+        }
+    #endif
+        while (at < end && *at != 34 && *at != 92 && *at >= 32)
+            at++;
+        return at;
+    }
+    """
+    const uint8_t *span_stop(const uint8_t *at, const uint8_t *end) nogil
+
+
 cdef bint _take_span(Scan *scan, const uint8_t **first, Py_ssize_t *size, bint *escaped) noexcept nogil:
     """A string as it stands between its quotes."""
-    cdef uint8_t byte
+    cdef const uint8_t *at
+    cdef const uint8_t *end = scan.end
     if not _take(scan, 34):
         return False
-    first[0] = scan.at
+    at = first[0] = scan.at
     escaped[0] = False
-    while scan.at < scan.end:
-        byte = scan.at[0]
-        if byte == 34:
-            size[0] = scan.at - first[0]
-            scan.at += 1
-            return True
-        if byte < 32:
+    while True:
+        at = span_stop(at, end)
+        if at >= end or at[0] < 32:
+            scan.at = at
             return False
-        if byte == 92:
-            escaped[0] = True
-            scan.at += 1
-        scan.at += 1
-    return False
+        if at[0] == 34:
+            size[0] = at - first[0]
+            scan.at = at + 1
+            return True
+        escaped[0] = True
+        at += 2
+        if at > end:
+            scan.at = at
+            return False
 
 
 cdef int _hex4(const uint8_t *at) noexcept nogil:
