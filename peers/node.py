@@ -50,7 +50,8 @@ class CosmoNode(Running):
                 *options,
             ],
             data.with_name(f"{data.name}.log"),
-            env={"PYTHONPATH": str(ROOT / "src"), **(env or {})},
+            # An installed package has its compiled files, whatever this environment says of them.
+            env={"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "", **(env or {})},
         )
 
     @property

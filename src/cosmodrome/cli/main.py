@@ -292,9 +292,9 @@ def filtersrv_run(
     if print_config:
         click.echo(chosen.text(), nl=False)
         return
-    from cosmodrome.cli import serve
+    from cosmodrome.cli import serve_filters
 
-    serve.run_filterserver(chosen, http_port=http_port, log_level=log_level)
+    serve_filters.run_filterserver(chosen, http_port=http_port, log_level=log_level)
 
 
 def main() -> None:
