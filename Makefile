@@ -37,7 +37,7 @@ faults: $(VENV)/.dev ## the long form: 50 kills per mode, 20 power cuts, damaged
 oracle: $(VENV)/.dev ## unmodified Java, Go, C++ and Node clients against this node
 	$(BIN)/python -m pytest tests/oracle -n 2 --dist loadfile -q $(ARGS)
 
-bench: $(VENV)/.dev ## two minutes: sends and pulls, the Java broker beside them
+bench: $(VENV)/.dev ## a few minutes: sends and pulls, the Java broker beside them
 	$(BIN)/python -m bench.run $(ARGS)
 
 bench-java: $(VENV)/.dev ## every row and its bar beside the Java broker, about 19 minutes

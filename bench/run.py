@@ -1,4 +1,4 @@
-"""`make bench`: the short form of `bench.java`, about two minutes.
+"""`make bench`: the short form of `bench.java`, a few minutes.
 
 Sends and pulls once, with a short warm-up: enough to see a ratio move, too little to judge a bar.
 Ratios that differ from the last line of bench/trend.jsonl are named; --record adds a line there.

@@ -80,7 +80,7 @@ def run_until_told(
     )
     if not speed.HAS_LANE:
         log.warning(
-            "the compiled core is not loaded (%s): the same behaviour at three to four times the"
+            "the compiled core is not loaded (%s): the same behaviour at several times the"
             " CPU per message; to get it, %s",
             *_core_missing(),
         )
