@@ -19,7 +19,8 @@ from cosmodrome.cli.operating import (
 )
 from cosmodrome.cli.output import UNKNOWN, Column, output_option, show
 from cosmodrome.client.operate.admin import Admin
-from cosmodrome.client.operate.flows import at_once, attempt
+from cosmodrome.client.operate.fleet import attempt
+from cosmodrome.client.operate.flows import at_once
 from cosmodrome.errors import CosmodromeError
 
 SETTINGS = (Column("broker"), Column("key"), Column("value"))

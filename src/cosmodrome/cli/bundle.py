@@ -36,8 +36,9 @@ from cosmodrome.cli.operating import (
 )
 from cosmodrome.cli.output import iso
 from cosmodrome.client.operate.admin import Admin
+from cosmodrome.client.operate.fleet import attempt
 from cosmodrome.client.operate.flows import at_once
-from cosmodrome.client.operate.standing import attempt, standing
+from cosmodrome.client.operate.standing import standing
 from cosmodrome.env.real import RealDisk, WallClock
 from cosmodrome.errors import CosmodromeError
 

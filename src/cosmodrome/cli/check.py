@@ -28,8 +28,8 @@ from cosmodrome.client.operate.checkup import (
     group_check,
     worst,
 )
+from cosmodrome.client.operate.fleet import attempt
 from cosmodrome.client.operate.flows import at_once
-from cosmodrome.client.operate.standing import attempt
 from cosmodrome.env.real import WallClock
 from cosmodrome.errors import CosmodromeError
 

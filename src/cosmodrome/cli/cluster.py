@@ -8,8 +8,8 @@ from cosmodrome.cli.arguments import cluster_option
 from cosmodrome.cli.operating import NotFound, PartlyDone, watch_option, with_admin
 from cosmodrome.cli.output import UNKNOWN, Column, Time, output_option, show
 from cosmodrome.client.operate.admin import Admin
-from cosmodrome.client.operate.fleet import NoBrokers
-from cosmodrome.client.operate.flows import at_once, attempt
+from cosmodrome.client.operate.fleet import NoBrokers, attempt
+from cosmodrome.client.operate.flows import at_once
 from cosmodrome.client.routes import MASTER
 from cosmodrome.errors import CosmodromeError, Unreachable
 

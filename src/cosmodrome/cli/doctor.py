@@ -15,7 +15,7 @@ from cosmodrome.cli.output import FOR_PEOPLE, Column, output_option, show
 from cosmodrome.client.operate.admin import Admin
 from cosmodrome.client.operate.checkup import FAIL, OK, WARN, Check, cluster_checks
 from cosmodrome.client.operate.facts import is_loopback
-from cosmodrome.client.operate.standing import attempt
+from cosmodrome.client.operate.fleet import attempt
 from cosmodrome.client.options import ClientOptions, name_servers
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import CosmodromeError, Refused

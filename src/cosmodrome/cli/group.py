@@ -20,14 +20,9 @@ from cosmodrome.cli.operating import (
 )
 from cosmodrome.cli.output import FOR_PEOPLE, UNKNOWN, Column, output_option, show, show_one
 from cosmodrome.client.operate.admin import Admin
+from cosmodrome.client.operate.fleet import attempt
 from cosmodrome.client.operate.flows import at_once
-from cosmodrome.client.operate.standing import (
-    BROADCASTING,
-    GroupStanding,
-    QueueStanding,
-    attempt,
-    standing,
-)
+from cosmodrome.client.operate.standing import BROADCASTING, GroupStanding, QueueStanding, standing
 from cosmodrome.errors import CosmodromeError
 from cosmodrome.wire.bodies import ConsumerConnection, SubscriptionGroupConfig
 from cosmodrome.wire.names import RETRY_PREFIX, SYSTEM_GROUP_PREFIX

@@ -17,7 +17,7 @@ from cosmodrome.cli.operating import (
 )
 from cosmodrome.cli.output import UNKNOWN, Column, output_option, show
 from cosmodrome.client.operate.admin import Admin
-from cosmodrome.client.operate.standing import attempt
+from cosmodrome.client.operate.fleet import attempt
 from cosmodrome.client.values import NoRoute
 from cosmodrome.errors import ConfigError, CosmodromeError, Refused
 from cosmodrome.wire.bodies import SubscriptionGroupConfig

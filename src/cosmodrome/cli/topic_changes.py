@@ -25,7 +25,7 @@ from cosmodrome.cli.operating import (
 from cosmodrome.cli.output import Column, output_option, show
 from cosmodrome.cli.topic import named, shape
 from cosmodrome.client.operate.admin import Admin
-from cosmodrome.client.operate.flows import attempt
+from cosmodrome.client.operate.fleet import attempt
 from cosmodrome.client.values import NoRoute
 from cosmodrome.errors import ConfigError, CosmodromeError
 from cosmodrome.wire.bodies import TopicConfig

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Mapping
 from typing import TypeVar
 
 from cosmodrome.client.operate.facts import is_loopback
-from cosmodrome.client.operate.fleet import Fleet
-from cosmodrome.client.operate.standing import GroupStanding, attempt, standing
+from cosmodrome.client.operate.fleet import Fleet, attempt
+from cosmodrome.client.operate.standing import GroupStanding, standing
 from cosmodrome.client.routes import MASTER
 from cosmodrome.env.base import Clock
 from cosmodrome.errors import CosmodromeError

@@ -13,10 +13,10 @@ import ipaddress
 from collections.abc import Sequence
 
 from cosmodrome.client.operate import probes
-from cosmodrome.client.operate.fleet import Fleet
+from cosmodrome.client.operate.fleet import Fleet, attempt
 from cosmodrome.client.operate.groups import RELAY_TIMEOUT_MS, RunningInfo
 from cosmodrome.client.operate.probes import FilterFacts, PullRefusal, RetryFacts
-from cosmodrome.client.operate.standing import GroupStanding, attempt, full_standing
+from cosmodrome.client.operate.standing import GroupStanding, full_standing
 from cosmodrome.client.operate.topics import Topics
 from cosmodrome.client.routes import MASTER
 from cosmodrome.client.values import MessageQueue, NoRoute

@@ -7,8 +7,8 @@ A call is made to all of them, whatever happens to some; then either every one h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Generic
+from collections.abc import Awaitable, Mapping
+from typing import Any, Generic, TypeVar
 
 from cosmodrome.client.instance import Instance
 from cosmodrome.client.namespace import unwrap, wrap
@@ -19,6 +19,8 @@ from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import ClusterInfo, TopicRouteData
 from cosmodrome.wire.commands.route import GetBrokerClusterInfo, GetRouteinfoByTopic
 from cosmodrome.wire.table import Command, R
+
+T = TypeVar("T")
 
 
 class NotThere(ConfigError):
@@ -173,3 +175,11 @@ class Fleet:
 def _said(requests: Mapping[str, Command[Any]]) -> str:
     row = next(iter(requests.values()))
     return f"{row.name} ({row.request_code})"
+
+
+async def attempt(call: Awaitable[T]) -> T | CosmodromeError:
+    """The answer, or what went wrong as a value: other answers are still worth having."""
+    try:
+        return await call
+    except CosmodromeError as error:
+        return error

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from cosmodrome.client.operate.admin import Admin
 from cosmodrome.client.routes import MASTER
 from cosmodrome.client.values import NoRoute
-from cosmodrome.errors import CosmodromeError, Refused, TimedOut, Unreachable
+from cosmodrome.errors import Refused, TimedOut, Unreachable
 
 CALLS_AT_ONCE = 32
 
@@ -45,14 +45,6 @@ async def at_once(
             return await work(item)
 
     return await asyncio.gather(*map(one, items))
-
-
-async def attempt(work: Awaitable[T]) -> T | CosmodromeError:
-    """The result, or the error of ours instead of raising it."""
-    try:
-        return await work
-    except CosmodromeError as error:
-        return error
 
 
 async def topic_flows(admin: Admin, topics: Sequence[str]) -> list[TopicFlow]:

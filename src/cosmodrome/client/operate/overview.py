@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 
 from cosmodrome.client.operate.admin import Admin
-from cosmodrome.client.operate.flows import Flow, TopicFlow, at_once, attempt, topic_flows
+from cosmodrome.client.operate.fleet import attempt
+from cosmodrome.client.operate.flows import Flow, TopicFlow, at_once, topic_flows
 from cosmodrome.client.operate.standing import GroupStanding, standing
 from cosmodrome.errors import CosmodromeError
 from cosmodrome.wire.names import DLQ_PREFIX, REPLY_TOPIC_SUFFIX, RETRY_PREFIX, is_system_topic

@@ -13,9 +13,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cosmodrome.client.operate.fleet import Fleet
+from cosmodrome.client.operate.fleet import Fleet, attempt
 from cosmodrome.client.operate.messages import INLINE_SUBSCRIPTION, TOOLS_GROUP
-from cosmodrome.client.operate.standing import QueueStanding, attempt
+from cosmodrome.client.operate.standing import QueueStanding
 from cosmodrome.client.received import received_all
 from cosmodrome.client.values import MessageQueue
 from cosmodrome.errors import Code, CosmodromeError, Refused

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from cosmodrome.client.operate.fleet import Fleet
+from cosmodrome.client.operate.fleet import Fleet, attempt
 from cosmodrome.client.values import MessageQueue, NoRoute
 from cosmodrome.errors import Code, CosmodromeError, Refused
 from cosmodrome.wire import bodies
@@ -143,14 +143,6 @@ async def full_standing(fleet: Fleet, group: str, topic: str | None) -> GroupSta
         consume_tps=sum(rates) if rates else None,
         silent=silent,
     )
-
-
-async def attempt(call: Awaitable[T]) -> T | CosmodromeError:
-    """The answer, or what went wrong as a value: other answers are still worth having."""
-    try:
-        return await call
-    except CosmodromeError as error:
-        return error
 
 
 @dataclasses.dataclass(slots=True)
