@@ -172,6 +172,7 @@ async def find(
     help="In every queue that is chosen.",
 )
 @click.option("--to", "stop", metavar="latest|TIME|-AGO|OFFSET", help="Up to before this.")
+@click.option("--tag", metavar="TAGS", help='Only messages with one of these tags: "A || B".')
 @click.option("--count", type=click.IntRange(1, COUNT_MAX), default=COUNT, show_default=True)
 @output_option
 @with_admin
@@ -182,6 +183,7 @@ async def print_messages(
     queue: int | None,
     start: str,
     stop: str | None,
+    tag: str | None,
     count: int,
     output: str,
 ) -> None:
@@ -203,10 +205,11 @@ async def print_messages(
         )
         for part in parts
     ]
-    found = await merged(admin, chosen, count)
+    tags = _tags(tag)
+    found = await merged(admin, chosen, count, tags)
     _show(output, found)
     total = sum(part.length for part in chosen)
-    if total > len(found):
+    if total > len(found) and (tags is None or len(found) == count):
         note(f"{len(found)} of {total} shown; --count shows more")
 
 
@@ -352,19 +355,36 @@ def moment(text: str | None) -> int | None:
     return goal.moment
 
 
-async def merged(admin: Admin, parts: Iterable[Span], count: int) -> list[ReceivedMessage]:
+async def merged(
+    admin: Admin, parts: Iterable[Span], count: int, tags: frozenset[str] | None = None
+) -> list[ReceivedMessage]:
     """The oldest messages of several queues, by the time that they were stored."""
     found: list[ReceivedMessage] = []
-    for messages in await asyncio.gather(*(_first(admin, part, count) for part in parts)):
+    for messages in await asyncio.gather(*(_first(admin, part, count, tags) for part in parts)):
         found += messages
     found.sort(key=lambda message: (message.store_ms, message.broker_name, message.queue_id))
     return found[:count]
 
 
-async def _first(admin: Admin, part: Span, count: int) -> list[ReceivedMessage]:
-    stop = min(part.end, part.begin + count)
+async def _first(
+    admin: Admin, part: Span, count: int, tags: frozenset[str] | None
+) -> list[ReceivedMessage]:
+    stop = min(part.end, part.begin + count) if tags is None else part.end
     rest: AsyncIterator[ReceivedMessage] = walk(admin.fleet, part._replace(end=stop))
-    return [message async for message in rest]
+    found: list[ReceivedMessage] = []
+    async for message in rest:
+        if tags is None or message.tags in tags:
+            found.append(message)
+            if len(found) == count:
+                break
+    return found
+
+
+def _tags(expression: str | None) -> frozenset[str] | None:
+    """The tags of an expression; None when it takes everything."""
+    if expression is None or expression.strip() in ("", "*"):
+        return None
+    return frozenset(word.strip() for word in expression.split("||"))
 
 
 async def _within(admin: Admin, part: Span, begin_ms: int | None, end_ms: int | None) -> Span:

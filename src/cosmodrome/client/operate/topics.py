@@ -49,11 +49,13 @@ class Topics:
         write_queues: int | None = None,
         perm: int = PERM_READ | PERM_WRITE,
         order: bool = False,
+        flags: int = 0,
         cluster: str | None = None,
         broker: str | None = None,
     ) -> None:
         """Make a topic, or set what an existing one has, on the masters of a cluster, on one
-        broker, or on all masters. With `order` the name servers fix its queues, too."""
+        broker, or on all masters. With `order` the name servers fix its queues, too. `flags` are
+        the topic's system flags: 1 for a topic of a unit, 2 for one that units subscribe to."""
         full = self._fleet.full(topic)
         check_topic(full)
         config = TopicConfig(
@@ -62,6 +64,7 @@ class Topics:
             read_queue_nums=queues if read_queues is None else read_queues,
             write_queue_nums=queues if write_queues is None else write_queues,
             order=order,
+            topic_sys_flag=flags,
         )
         targets = await self._fleet.chosen(cluster=cluster, broker=broker)
         await self._fleet.each(targets, _update(config))
