@@ -13,7 +13,7 @@ import logging
 import os.path
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,7 +32,9 @@ from cosmodrome.broker.filter_servers import FilterServers
 from cosmodrome.broker.filters import Filters
 from cosmodrome.broker.groups import GroupDeleted, Groups
 from cosmodrome.broker.halves import Decisions
+from cosmodrome.broker.lag import Lags
 from cosmodrome.broker.locks import Locks
+from cosmodrome.broker.metrics import BrokerMetrics, Traffic, extra_labels
 from cosmodrome.broker.moves import OffsetMoves
 from cosmodrome.broker.offsets import Offsets
 from cosmodrome.broker.pending import PendingList
@@ -45,10 +47,12 @@ from cosmodrome.broker.relays import Relays
 from cosmodrome.broker.replies import Replies
 from cosmodrome.broker.retry import Retry
 from cosmodrome.broker.settings import Settings
+from cosmodrome.broker.slow_sends import SlowSends
 from cosmodrome.broker.stats import Stats
 from cosmodrome.broker.stats_view import StatsView
 from cosmodrome.broker.timers import Timers
 from cosmodrome.broker.topics import Topics
+from cosmodrome.broker.transaction_counts import TransactionCounts
 from cosmodrome.broker.transactions import Transactions
 from cosmodrome.broker.waiters import Waiters
 from cosmodrome.env.base import Env
@@ -56,6 +60,7 @@ from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
 from cosmodrome.errors import ConfigError
 from cosmodrome.layout import TOPIC_BYTES_MAX
 from cosmodrome.store.store import DelayLevels, Store, hours_of
+from cosmodrome.transport.exposition import Source
 from cosmodrome.transport.ports import (
     HA_OFFSET,
     VIP_OFFSET,
@@ -63,6 +68,7 @@ from cosmodrome.transport.ports import (
     broker_name_of_machine,
     free_base_port,
 )
+from cosmodrome.transport.request_metrics import RequestMetrics
 from cosmodrome.transport.router import Router
 from cosmodrome.transport.server import Server
 from cosmodrome.wire.commands.consume import PullReply
@@ -127,7 +133,9 @@ class Broker:
         waiters: Waiters[PullReply],
         announce: Announce,
         server: Server,
+        slow_sends: SlowSends,
         *,
+        metrics: Callable[[Callable[[], tuple[bool, str]]], Source],
         takes_sends: bool,
     ) -> None:
         self.name = options.broker_name
@@ -139,7 +147,8 @@ class Broker:
             *(topics, groups, offsets, expressions, clients, admin),
             *(delays, timers, check_back),
         )
-        self._watches = (stats, pressure, filter_servers)
+        self._watches = (stats, pressure, filter_servers, slow_sends)
+        self._metrics = metrics(self.ready)
         self._waiters = waiters
         self._announce = announce
         self._server = server
@@ -190,6 +199,19 @@ class Broker:
             return False, f"sends are refused: {why}"
         return self._announce.ready()
 
+    def metrics(self) -> list[Source]:
+        """What to scrape: nothing while the tables are being read or closed."""
+        return [self._metrics] if self._running else []
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """What its metrics have in common."""
+        return self._metrics.labels
+
+    @property
+    def series_max(self) -> int:
+        return self._options.metrics_series_max
+
     def alive(self) -> bool:
         """Whether this process should be left alone; false means that a restart helps."""
         return self._running or self._stopping is not None
@@ -234,15 +256,8 @@ def build_broker(
     log_path = store.store_path_commit_log or os.path.join(root, "commitlog")
     place = Place(options)
     messages = Store(store, env, memory_bytes=env.memory_bytes)
-    topics = Topics(options, os.path.join(config, "topics.json"), env, writable=takes_sends)
-    groups = Groups(
-        options, os.path.join(config, "subscriptionGroup.json"), env, writable=takes_sends
-    )
-    offsets = Offsets(options, os.path.join(config, "consumerOffset.json"), messages, env)
-    expressions = Expressions(
-        os.path.join(config, "consumerFilter.json"),
-        env,
-        keep_dead_ms=options.filter_data_clean_time_span,
+    topics, groups, offsets, expressions = _tables(
+        options, config, messages, env, writable=takes_sends
     )
     clients = Clients(options, topics, groups, env.clock)
     filters = Filters(options, clients, expressions)
@@ -278,8 +293,9 @@ def build_broker(
     filter_servers = FilterServers(options)
     announce = Announce(options, topics, filter_servers=filter_servers.addresses)
     filter_servers.changed.subscribe(lambda _: announce.renew())
+    ends = TransactionCounts()
     transactions, check_back = _transactions(
-        *(options, store, messages, topics, offsets, clients, deferral, env, stats),
+        *(options, store, messages, topics, offsets, clients, deferral, env, stats, ends),
         lambda: place.packed,
         takes_sends=takes_sends,
     )
@@ -298,12 +314,57 @@ def build_broker(
         *(Cleaning(messages, topics), filter_servers),
     )
     router = Router(BROKER, services)
+    router.watch_slow(lambda: options.slow_request_millis)
     parts = (messages, topics, groups, produce, consume, offsets, put_times, router, place)
     server = Server(router, sockets, "broker", lane=_lane(options, store, *parts))
+    traffic = Traffic(*(produce, consume, retry, ends, check_back, stats, put_times, pressure))
+    counted = (messages, topics, groups, offsets, clients, delays, timers, traffic)
     return Broker(
         *(options, place, messages, topics, groups, offsets, expressions, clients, admin),
         *(delays, timers, stats, pressure, check_back, filter_servers, waiters, announce, server),
+        SlowSends(put_times, stats, lambda: options.slow_request_millis),
+        metrics=_metrics(options, *counted, env, waiters, RequestMetrics(router, lambda: server)),
         takes_sends=takes_sends,
+    )
+
+
+def _tables(
+    options: BrokerOptions, config: str, store: Store, env: Env, *, writable: bool
+) -> tuple[Topics, Groups, Offsets, Expressions]:
+    topics = Topics(options, os.path.join(config, "topics.json"), env, writable=writable)
+    groups = Groups(options, os.path.join(config, "subscriptionGroup.json"), env, writable=writable)
+    offsets = Offsets(options, os.path.join(config, "consumerOffset.json"), store, env)
+    expressions = Expressions(
+        os.path.join(config, "consumerFilter.json"),
+        env,
+        keep_dead_ms=options.filter_data_clean_time_span,
+    )
+    return topics, groups, offsets, expressions
+
+
+def _metrics(
+    options: BrokerOptions,
+    store: Store,
+    topics: Topics,
+    groups: Groups,
+    offsets: Offsets,
+    clients: Clients,
+    delays: Delays,
+    timers: Timers,
+    traffic: Traffic,
+    env: Env,
+    waiters: Waiters[PullReply],
+    requests: RequestMetrics,
+) -> Callable[[Callable[[], tuple[bool, str]]], Source]:
+    """What is told when scraped, once it is known who says whether the broker is ready."""
+    lags = Lags(store, topics, offsets, clients, traffic.stats, env.clock)
+    topics.deleted.subscribe(lags.forget_topic)
+    topics.deleted.subscribe(traffic.transactions.forget_topic)
+    return lambda ready: BrokerMetrics(
+        *(options, store, topics, groups.table, clients, delays, timers, traffic, lags, env.clock),
+        ready=ready,
+        requests=requests,
+        pulls_held=lambda: waiters.held,
     )
 
 
@@ -425,6 +486,7 @@ def _transactions(
     deferral: Deferral,
     env: Env,
     stats: Stats,
+    ends: TransactionCounts,
     store_host: Callable[[], bytes],
     *,
     takes_sends: bool,
@@ -435,6 +497,7 @@ def _transactions(
         *(store, topics, deferral, decisions, env.clock, store_host),
         takes_sends=takes_sends,
         stats=stats,
+        counts=ends,
     )
     check_back = CheckBack(
         *(options, store, topics, offsets, clients, decisions, env),
@@ -475,6 +538,7 @@ def _checked(options: BrokerOptions, store: StoreOptions) -> BrokerOptions:
         options.broker_cluster_name,
         TOPIC_BYTES_MAX - len(REPLY_TOPIC_SUFFIX),
     )
+    extra_labels(options.metrics_label)
     return msgspec.structs.replace(options, broker_name=name, broker_id=broker_id)
 
 

@@ -174,6 +174,14 @@ class Clients:
         """Groups whose members subscribe to `topic` right now."""
         return {name for name, group in self._consumers.items() if topic in group.subscriptions}
 
+    def consumer_groups(self) -> list[ConsumerGroup]:
+        """All that have a member."""
+        return list(self._consumers.values())
+
+    def producer_members(self) -> list[tuple[Member, ...]]:
+        """Of each producer group."""
+        return [tuple(members.values()) for members in self._producers.values()]
+
     def counts(self) -> tuple[int, int]:
         """Members of consumer groups and of producer groups."""
         consumers = sum(len(group.members) for group in self._consumers.values())

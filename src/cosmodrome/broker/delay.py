@@ -52,6 +52,14 @@ class Look(NamedTuple):
     wait_ms: int | None  # until more is due; None when nothing is there
 
 
+class Waiting(NamedTuple):
+    """How many messages wait in a level, and when the next one is due, if that is known."""
+
+    level: int
+    messages: int
+    due_ms: int | None
+
+
 class Level:
     """One level: `offset` is the next entry to deliver, below it all are delivered."""
 
@@ -158,6 +166,17 @@ class Delays:
             f"scheduleMessageOffset_{number}": f"{offset},{self._end(number)}"
             for number, offset in self._offsets().items()
         }
+
+    def waiting(self) -> list[Waiting]:
+        """What each level holds; nothing on a slave, which delivers nothing."""
+        found = []
+        for number, level in self._levels.items():
+            messages = max(0, self._end(number) - level.offset)
+            entries = (
+                self._store.entries(SCHEDULE_TOPIC, number - 1, level.offset, 1) if messages else ()
+            )
+            found.append(Waiting(number, messages, entries[0][2] if entries else None))
+        return found
 
     @GetAllDelayOffset.handler
     def get_all_delay_offset(self, ask: GetAllDelayOffset, call: Call) -> Reply:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cosmodrome.broker.tables import Document, TableFile, with_unknown
@@ -150,6 +150,10 @@ class Offsets:
         for topic, group in map(_split, self._table):
             table.setdefault(group, set()).add(topic)
         return table
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Topic and group of all that is kept now; the table may change during the walk."""
+        return map(_split, list(self._table))
 
     def groups_of(self, topic: str) -> set[str]:
         return {group for name, group in map(_split, self._table) if name == topic}

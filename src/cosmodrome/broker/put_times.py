@@ -27,6 +27,7 @@ class PutTimes:
         self.longest_ms = 0
         self._counts = [0] * (len(EDGES) + 1)
         self._before = [0] * (len(EDGES) + 1)
+        self._past = [0] * (len(EDGES) + 1)  # of the windows before those
 
     def add(self, seconds: float) -> None:
         # Compat: upstream counts whole milliseconds, so what takes less than one is <=0ms.
@@ -39,6 +40,7 @@ class PutTimes:
 
     def turn(self) -> None:
         """Begin the next window."""
+        self._past = [past + more for past, more in zip(self._past, self._before, strict=True)]
         self._before, self._counts = self._counts, [0] * (len(EDGES) + 1)
 
     def distribution(self) -> str:
@@ -58,6 +60,25 @@ class PutTimes:
             if reached >= wanted:
                 return float(min(edge, self.longest_ms))
         return float(self.longest_ms)
+
+    def below(self, edges_ms: Sequence[int]) -> list[int]:
+        """How many sends since the start took less than each of these, and how many there were.
+
+        Whole milliseconds are counted; where EDGES is not that fine, those that took exactly so
+        many are included.
+        """
+        reached = self._reached()
+        ends = [edge - 1 if edge - 1 in EDGES else edge for edge in edges_ms]
+        return [*(reached[EDGES.index(end)] for end in ends), reached[-1]]
+
+    def longer_than(self, ms: int) -> int:
+        """At least so many sends since the start took longer, as far as EDGES can tell."""
+        reached = self._reached()
+        return reached[-1] - reached[bisect.bisect_left(EDGES, ms)]
+
+    def _reached(self) -> list[int]:
+        counts = zip(self._past, self._sum(), strict=True)
+        return list(itertools.accumulate(past + now for past, now in counts))
 
     def _sum(self) -> Sequence[int]:
         return [now + before for now, before in zip(self._counts, self._before, strict=True)]

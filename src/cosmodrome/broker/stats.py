@@ -261,6 +261,16 @@ class Stats:
         self.settle()
         return self._groups.get((topic, group))
 
+    def topics(self) -> list[tuple[str, Item]]:
+        """What was put, by topic."""
+        self.settle()
+        return list(self._topics.items())
+
+    def groups(self) -> list[tuple[tuple[str, str], Item]]:
+        """What was got, by topic and group."""
+        self.settle()
+        return list(self._groups.items())
+
     def get_rate(self, group: str, topic: str) -> float:
         """Messages per second that a group took of a topic during the last minute."""
         item = self.of_group(topic, group)

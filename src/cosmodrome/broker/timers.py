@@ -137,6 +137,19 @@ class Timers:
     def waiting(self) -> int:
         return len(self._heap)
 
+    @property
+    def scanned(self) -> int:
+        """The offset up to which the queue was taken in."""
+        return self._scanned
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the next message is due; it may have been long ago."""
+        first = self._carried
+        if first is None and self._heap:
+            first = self._heap[0]
+        return None if first is None else first >> _OFFSET_BITS
+
     def full(self) -> bool:
         """Whether no further message may be added for now."""
         return len(self._heap) >= WAITING_MAX

@@ -23,6 +23,7 @@ from cosmodrome.broker.halves import (
 )
 from cosmodrome.broker.stats import Stats
 from cosmodrome.broker.topics import PERM_READ_WRITE, Topics
+from cosmodrome.broker.transaction_counts import TransactionCounts
 from cosmodrome.env.base import Clock
 from cosmodrome.errors import Code, ProtocolError, Refused, StoreUnwritable
 from cosmodrome.layout import SYS_COMMIT, SYS_ROLLBACK
@@ -55,6 +56,7 @@ class Transactions:
         *,
         takes_sends: bool,
         stats: Stats | None = None,
+        counts: TransactionCounts | None = None,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -64,6 +66,7 @@ class Transactions:
         self._store_host = store_host
         self._takes_sends = takes_sends
         self._stats = stats or Stats()
+        self._counts = counts or TransactionCounts()
         self.committed_total = 0
         self.rolled_back_total = 0
 
@@ -125,6 +128,10 @@ class Transactions:
             self._stats.put(drafts[0].topic, message.queue_id, 1, message.size)
         self.committed_total += commit
         self.rolled_back_total += not commit
+        place = real_place(record.pairs())
+        if place is not None:
+            took_ms = now_ms - record.store_ms
+            self._counts.add(place.topic, commit=commit, took_ms=took_ms)
 
     async def _repeat(self, known: Decision, ask: EndTransaction, *, commit: bool) -> None:
         """The producer said it again: it is answered when the first word is safe."""

@@ -15,6 +15,7 @@ from cosmodrome.client.operate.fleet import PartlyFailed
 from cosmodrome.client.operate.flows import at_once
 from cosmodrome.errors import Code, CosmodromeError, Refused, TimedOut, Unreachable
 from cosmodrome.wire.names import retry_topic
+from cosmodrome.wire.releases import release
 
 CLIENTS = (
     Column("client_id"),
@@ -31,11 +32,6 @@ CLIENTS = (
 )
 ROLES = ("consumer", "producer")
 _CONTROLS = re.compile(r"[^\S\n\t ]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-# Versions are ordinals of a list of releases. From 4.0.0 on it is regular: a snapshot and a release
-# per patch, ten patches per minor version.
-VERSION_4_0_0 = 213
-VERSIONS_PER_MINOR = 20
 
 
 @dataclasses.dataclass(slots=True)
@@ -159,16 +155,6 @@ async def stack(admin: Admin, group: str, client_id: str | None, output: str) ->
     if output in FOR_PEOPLE:
         click.echo(_CONTROLS.sub("?", text.replace("\r\n", "\n")))
     note(f"{client_id} of group {group}")
-
-
-def release(version: int) -> str:
-    """The release that a version number stands for; the number itself where that is not known."""
-    place = version - VERSION_4_0_0
-    if place < -1:
-        return str(version)
-    snapshot = "" if place % 2 == 0 else "-SNAPSHOT"
-    minor, patch = divmod((place + 1) // 2, VERSIONS_PER_MINOR // 2)
-    return f"{4 + minor // 10}.{minor % 10}.{patch}{snapshot}"
 
 
 async def _consumers(admin: Admin, group: str) -> list[_Client]:

@@ -8,7 +8,6 @@ import os
 import click
 
 from cosmodrome.cli import machine
-from cosmodrome.cli.clients import release
 from cosmodrome.cli.context import namesrv_option
 from cosmodrome.cli.operating import EXIT_PROBLEMS, finish, note, timeout_option
 from cosmodrome.cli.output import FOR_PEOPLE, Column, output_option, show
@@ -21,6 +20,7 @@ from cosmodrome.env.real import real_env
 from cosmodrome.errors import CosmodromeError, Refused
 from cosmodrome.wire.commands.route import GetBrokerClusterInfo
 from cosmodrome.wire.frame import Frame
+from cosmodrome.wire.releases import release
 
 DATA_DEFAULT = "cosmo-data"
 DONE = (

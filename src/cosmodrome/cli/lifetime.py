@@ -9,11 +9,11 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cosmodrome import speed
+from cosmodrome.cli import log_format
 from cosmodrome.cli.running import loop_factory
 from cosmodrome.errors import ConfigError
 
@@ -22,6 +22,13 @@ log = logging.getLogger("cosmo")
 EXIT_SECOND_SIGNAL = 130
 # A supervisor may signal the process and its group: that is one wish, not impatience.
 SAME_SIGNAL_SECONDS = 1.0
+
+
+class Logs(NamedTuple):
+    """What is logged, and in which form."""
+
+    level: str
+    form: str = log_format.TEXT
 
 
 class Part(Protocol):
@@ -68,16 +75,12 @@ def _core_missing() -> tuple[str, str]:
 
 def run_until_told(
     serve: Callable[[asyncio.Event], Awaitable[None]],
-    log_level: str,
+    logs: Logs,
     *,
     at_once: Callable[[], None] = lambda: None,
 ) -> None:
     """Run `serve`, whose event is set by the first signal; `at_once` comes before a hard exit."""
-    logging.basicConfig(
-        level=log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    log_format.set_up(logs.level, logs.form)
     if not speed.HAS_LANE:
         log.warning(
             "the compiled core is not loaded (%s): the same behaviour at several times the"

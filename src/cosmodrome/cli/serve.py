@@ -11,8 +11,8 @@ import click
 
 from cosmodrome import __version__, speed
 from cosmodrome.broker.app import Broker, build_broker
-from cosmodrome.cli import workers
-from cosmodrome.cli.lifetime import dialled, listen, run_until_told, running
+from cosmodrome.cli import scraping, worker_link, workers
+from cosmodrome.cli.lifetime import Logs, dialled, listen, run_until_told, running
 from cosmodrome.cli.settings import Chosen
 from cosmodrome.cli.worker_link import EXIT_SETTINGS, Report, WorkerLink
 from cosmodrome.env.base import Env
@@ -30,7 +30,7 @@ from cosmodrome.transport.health import HealthServer
 log = logging.getLogger("cosmo")
 
 
-def run_up(chosen: Chosen, *, http_port: int, log_level: str) -> None:
+def run_up(chosen: Chosen, *, http_port: int, logs: Logs) -> None:
     assert chosen.broker is not None and chosen.nameserver is not None
     env = real_env()
     workers.refuse_unserved(chosen.broker.get(StoreOptions), 1, env.disk)
@@ -49,7 +49,8 @@ def run_up(chosen: Chosen, *, http_port: int, log_level: str) -> None:
 
         host = _bind_address(chosen)
         health = HealthServer(
-            {"/livez": lambda: (True, "alive"), "/readyz": ready, "/startupz": startup}
+            {"/livez": lambda: (True, "alive"), "/readyz": ready, "/startupz": startup},
+            pages={"/metrics": scraping.of_node(env, nameserver, lambda: broker).page},
         )
         async with running(nameserver, flag="--namesrv-port"):
             http = await listen(health.listen(host, http_port), "--http-port")
@@ -65,22 +66,40 @@ def run_up(chosen: Chosen, *, http_port: int, log_level: str) -> None:
             finally:
                 await health.stop()
 
-    run_until_told(serve, log_level)
+    run_until_told(serve, logs)
 
 
-def run_nameserver(chosen: Chosen, *, log_level: str) -> None:
-    nameserver = _nameserver(chosen, real_env())
+def run_nameserver(chosen: Chosen, *, http_port: int | None, logs: Logs) -> None:
+    assert chosen.nameserver is not None
+    env = real_env()
+    nameserver = _nameserver(chosen, env)
+    host = chosen.nameserver.get(NameServerOptions).bind_address
+
+    def ready() -> tuple[bool, str]:
+        return nameserver.ready, "ready" if nameserver.ready else "starting"
 
     async def serve(stop: asyncio.Event) -> None:
-        async with running(nameserver, flag="--port"):
-            click.echo(f"cosmodrome {__version__} name server is ready on {nameserver.address}")
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(running(nameserver, flag="--port"))
+            where = ""
+            if http_port is not None:
+                health = HealthServer(
+                    {"/livez": lambda: (True, "alive"), "/readyz": ready, "/startupz": ready},
+                    pages={"/metrics": scraping.of_nameserver(env, nameserver).page},
+                )
+                stack.push_async_callback(health.stop)
+                http = await listen(health.listen(host, http_port), "--http-port")
+                where = f", health http://{dialled(host)}:{http}/readyz"
+            address = nameserver.address
+            click.echo(f"cosmodrome {__version__} name server is ready on {address}{where}")
+            sys.stdout.flush()
             await stop.wait()
 
-    run_until_told(serve, log_level)
+    run_until_told(serve, logs)
 
 
 def run_broker(
-    chosen: Chosen, *, http_port: int | None, log_level: str, supervised: str | None = None
+    chosen: Chosen, *, http_port: int | None, logs: Logs, supervised: str | None = None
 ) -> None:
     """`supervised` is None, or the flag that moves this broker's port for its user."""
     assert chosen.broker is not None
@@ -100,8 +119,10 @@ def run_broker(
         def startup() -> tuple[bool, str]:
             return (started, "started" if started else "starting: the store is recovering")
 
+        http = 0
+
         def look() -> Report:
-            return Report(*broker.ready(), address=broker.address if started else "")
+            return Report(*broker.ready(), address=broker.address if started else "", http=http)
 
         async with contextlib.AsyncExitStack() as stack:
             if supervised is not None:
@@ -115,11 +136,14 @@ def run_broker(
                         "/livez": lambda: (True, "alive"),
                         "/readyz": broker.ready,
                         "/startupz": startup,
-                    }
+                    },
+                    pages={"/metrics": scraping.of_broker(env, broker).page},
                 )
                 stack.push_async_callback(health.stop)
-                http = await listen(health.listen(options.bind_address, http_port), "--http-port")
-                where = f", health http://{dialled(options.bind_address)}:{http}/readyz"
+                # A worker's is for its supervisor, which gathers what all workers tell.
+                host = options.bind_address if supervised is None else worker_link.HTTP_HOST
+                http = await listen(health.listen(host, http_port), "--http-port")
+                where = f", health http://{dialled(host)}:{http}/readyz"
             await stack.enter_async_context(running(broker, flag=supervised or "--port"))
             started = True
             if supervised is None:
@@ -127,7 +151,7 @@ def run_broker(
             await stop.wait()
             log.info("stopping: draining requests and syncing the store")
 
-    run_until_told(serve, log_level)
+    run_until_told(serve, logs)
 
 
 async def _until_ready(broker: Broker) -> None:

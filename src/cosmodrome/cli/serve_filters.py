@@ -11,7 +11,7 @@ import sys
 import click
 
 from cosmodrome import __version__
-from cosmodrome.cli.lifetime import dialled, listen, run_until_told, running
+from cosmodrome.cli.lifetime import Logs, dialled, listen, run_until_told, running
 from cosmodrome.cli.settings import Chosen
 from cosmodrome.env.options import FilterServerOptions, SocketOptions
 from cosmodrome.env.real import real_env
@@ -23,7 +23,7 @@ log = logging.getLogger("cosmo")
 EXIT_FILTERS_ABANDONED = 1
 
 
-def run_filterserver(chosen: Chosen, *, http_port: int | None, log_level: str) -> None:
+def run_filterserver(chosen: Chosen, *, http_port: int | None, logs: Logs) -> None:
     assert chosen.filterserver is not None
     options = chosen.filterserver.get(FilterServerOptions)
     sockets = chosen.filterserver.get(SocketOptions)
@@ -54,7 +54,7 @@ def run_filterserver(chosen: Chosen, *, http_port: int | None, log_level: str) -
             logging.shutdown()
             os._exit(EXIT_FILTERS_ABANDONED)
 
-    run_until_told(serve, log_level)
+    run_until_told(serve, logs)
 
 
 async def _filter(server: FilterServer, where: str, stop: asyncio.Event) -> None:

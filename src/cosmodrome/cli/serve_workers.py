@@ -16,16 +16,18 @@ from collections.abc import Callable, Sequence
 import click
 
 from cosmodrome import __version__, speed
-from cosmodrome.cli import workers
-from cosmodrome.cli.lifetime import dialled, listen, run_until_told, running
+from cosmodrome.cli import log_format, scraping, workers
+from cosmodrome.cli.lifetime import Logs, dialled, listen, run_until_told, running
 from cosmodrome.cli.settings import Chosen
 from cosmodrome.cli.supervise import Child, Pacing, Supervisor
+from cosmodrome.cli.worker_metrics import WorkerMetrics
 from cosmodrome.cli.workers import Ports, Seat
 from cosmodrome.env.base import Env, FileLock
 from cosmodrome.env.options import BrokerOptions, NameServerOptions, SocketOptions, StoreOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import ConfigError
 from cosmodrome.nameserver.app import build_nameserver
+from cosmodrome.transport.exposition import Exposition
 from cosmodrome.transport.health import HealthServer
 from cosmodrome.transport.ports import VIP_OFFSET, broker_name_of_machine
 
@@ -38,14 +40,15 @@ WARN_SECONDS = 10.0
 EXIT_KILLED = 1
 
 
-def run_up(chosen: Chosen, count: int, *, http_port: int, log_level: str) -> None:
+def run_up(chosen: Chosen, count: int, *, http_port: int, logs: Logs) -> None:
     assert chosen.broker is not None and chosen.nameserver is not None
     options = chosen.nameserver.get(NameServerOptions)
     env = real_env()
     nameserver = build_nameserver(options, chosen.nameserver.get(SocketOptions), env)
     fleet = _Fleet(
-        *(chosen, count, env, log_level),
+        *(chosen, count, env, logs),
         flag="--broker-port",
+        has_http=True,
         taken={options.listen_port: "the name server", http_port: "the health port"},
     )
     others = [address for address in fleet.broker.namesrv_addr.split(";") if address]
@@ -59,16 +62,20 @@ def run_up(chosen: Chosen, count: int, *, http_port: int, log_level: str) -> Non
                 seconds = asyncio.get_running_loop().time() - began
                 fleet.say_up(nameserver.address, http, seconds)
 
-            await fleet.serve(supervisor, http_port, stop, say)
+            own = scraping.of_nameserver(env, nameserver)
+            await fleet.serve(supervisor, http_port, stop, say, own)
 
-    run_until_told(serve, log_level, at_once=fleet.kill)
+    run_until_told(serve, logs, at_once=fleet.kill)
     fleet.exit()
 
 
-def run_broker(chosen: Chosen, count: int, *, http_port: int | None, log_level: str) -> None:
+def run_broker(chosen: Chosen, count: int, *, http_port: int | None, logs: Logs) -> None:
     assert chosen.broker is not None
     taken = {} if http_port is None else {http_port: "the health port"}
-    fleet = _Fleet(chosen, count, real_env(), log_level, flag="--port", taken=taken)
+    env = real_env()
+    fleet = _Fleet(
+        *(chosen, count, env, logs), flag="--port", has_http=http_port is not None, taken=taken
+    )
     if not fleet.broker.namesrv_addr:
         raise ConfigError(
             "no name server given; use -n HOST:PORT, NAMESRV_ADDR or namesrvAddr in the file"
@@ -82,9 +89,9 @@ def run_broker(chosen: Chosen, count: int, *, http_port: int | None, log_level: 
             where = ", ".join(fleet.addresses())
             click.echo(f"cosmodrome {__version__}: {count} brokers are ready on {where}{health}")
 
-        await fleet.serve(supervisor, http_port, stop, say)
+        await fleet.serve(supervisor, http_port, stop, say, None)
 
-    run_until_told(serve, log_level, at_once=fleet.kill)
+    run_until_told(serve, logs, at_once=fleet.kill)
     fleet.exit()
 
 
@@ -108,9 +115,10 @@ class _Fleet:
         chosen: Chosen,
         count: int,
         env: Env,
-        log_level: str,
+        logs: Logs,
         *,
         flag: str,
+        has_http: bool,
         taken: dict[int, str],
     ) -> None:
         assert chosen.broker is not None
@@ -118,7 +126,8 @@ class _Fleet:
         self._store = chosen.broker.get(StoreOptions)
         self._words = chosen.broker_words
         self._disk = env.disk
-        self._log_level = log_level
+        self._logs = logs
+        self._has_http = has_http
         self._flag = flag
         self._ports = Ports(self.broker.bind_address)
         self._supervisor: Supervisor | None = None
@@ -130,7 +139,10 @@ class _Fleet:
     def build(self, name_servers: str) -> Supervisor:
         self._supervisor = Supervisor(
             [
-                Child(seat.name, self._command(seat, name_servers), say_line, Pacing())
+                Child(
+                    *(seat.name, self._command(seat, name_servers), say_line, Pacing()),
+                    *((log_format.of_worker,) if self._logs.form == log_format.JSON else ()),
+                )
                 for seat in self.seats
             ]
         )
@@ -142,14 +154,19 @@ class _Fleet:
         http_port: int | None,
         stop: asyncio.Event,
         say: Callable[[str], None],
+        own: Exposition | None,
     ) -> None:
-        """Until the stop; `say` is called, with the health port, when all are ready at last."""
+        """Until the stop; `say` is called, with the health port, when all are ready at last.
+
+        `own` are the metrics of this process, told beside those of the workers.
+        """
         health = HealthServer(
             {
                 "/livez": lambda: (True, "alive"),
                 "/readyz": supervisor.ready,
                 "/startupz": supervisor.started,
-            }
+            },
+            pages={"/metrics": WorkerMetrics(supervisor.children, own).page},
         )
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._lock().release)
@@ -219,7 +236,9 @@ class _Fleet:
                 *("--supervised", self._flag, *self._words),
                 *(word for pair in seat.pairs() for word in ("--set", pair)),
                 *("-n", name_servers, "--host", self.broker.bind_address),
-                *("--data", seat.root, "--port", str(port), "--log-level", self._log_level),
+                *("--data", seat.root, "--port", str(port)),
+                *(("--http-port", "0") if self._has_http else ()),
+                *("--log-level", self._logs.level, "--log-format", self._logs.form),
             ]
 
         return words

@@ -46,7 +46,15 @@ class Pacing:
 class Child:
     """One process, started again whenever it ends, until `stop`."""
 
-    def __init__(self, name: str, command: Command, out: Out, pacing: Pacing) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Command,
+        out: Out,
+        pacing: Pacing,
+        mark: Callable[[str, str], str] = "{} | {}".format,
+    ) -> None:
+        """`mark` makes of its name and a line that it wrote what is passed to `out`."""
         self.name = name
         self.report: Report | None = None  # the last one of this life
         self.starts = 0
@@ -55,6 +63,7 @@ class Child:
         self.refuses_settings = False  # says its last life
         self._command = command
         self._out = out
+        self._mark = mark
         self._pacing = pacing
         self._why = "not started"
         self._heard_at = 0.0
@@ -176,7 +185,7 @@ class Child:
         async for line in _lines(stream):
             report = worker_link.decode(line)
             if report is None:
-                self._out(f"{self.name} | {line.decode(errors='replace')}")
+                self._out(self._mark(self.name, line.decode(errors="replace")))
                 continue
             now = asyncio.get_running_loop().time()
             self._heard_at = now

@@ -19,6 +19,7 @@ import msgspec
 log = logging.getLogger("cosmo.worker")
 
 MARK = b"@worker "
+HTTP_HOST = "127.0.0.1"  # where workers tell their metrics, to their supervisor
 LOOK_SECONDS_STARTING = 0.05
 LOOK_SECONDS = 0.5
 REPORT_SECONDS = 2.0
@@ -33,6 +34,7 @@ class Report(msgspec.Struct, frozen=True):
     ready: bool
     text: str
     address: str = ""  # as clients are told
+    http: int = 0  # port of its metrics, 0 when there is none
 
 
 def encode(report: Report) -> bytes:

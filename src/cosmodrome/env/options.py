@@ -358,6 +358,27 @@ class BrokerOptions(Options, frozen=True, kw_only=True):
     default_query_max_num: Annotated[
         int, _said("messages a unique-key query returns", least=1, live=True)
     ] = 32
+    slow_request_millis: Annotated[
+        int,
+        _said(
+            "ms from which on a request is counted and logged as slow; 0 logs none (ours)",
+            least=0,
+            live=True,
+        ),
+    ] = 1000
+    metrics_series_max: Annotated[
+        int,
+        _said(
+            "series that one scrape of /metrics tells at most; the others are left out and counted"
+            " (ours)",
+            least=100,
+            most=1_000_000,
+            live=True,
+        ),
+    ] = 50_000
+    metrics_label: Annotated[
+        str, _said("further labels of all metrics, name:value,name:value; see docs/metrics.md")
+    ] = ""
 
 
 class FilterServerOptions(Options, frozen=True, kw_only=True):
@@ -402,3 +423,9 @@ class NameServerOptions(Options, frozen=True, kw_only=True):
         int,
         _said("ms without registration after which a broker is dropped (ours)", least=1, live=True),
     ] = 120_000
+    slow_request_millis: Annotated[
+        int,
+        _said(
+            "ms from which on a request is counted and logged as slow; 0 logs none (ours)", least=0
+        ),
+    ] = 1000

@@ -16,6 +16,7 @@ from cosmodrome.env.options import NameServerOptions, SocketOptions
 from cosmodrome.errors import Code, ConfigError, ProtocolError, Refused
 from cosmodrome.layout import CRC_MASK
 from cosmodrome.nameserver.kv import ORDER_TOPIC_CONFIG, KeyValues
+from cosmodrome.nameserver.metrics import NameServerMetrics
 from cosmodrome.nameserver.routes import (
     FLAG_UNIT,
     FLAG_UNIT_SUB,
@@ -28,6 +29,7 @@ from cosmodrome.nameserver.routes import (
     Version,
 )
 from cosmodrome.nameserver.settings import Settings
+from cosmodrome.transport.request_metrics import RequestMetrics
 from cosmodrome.transport.router import LogLimit, Router
 from cosmodrome.transport.server import Server
 from cosmodrome.wire import bodies, commands
@@ -256,6 +258,13 @@ class NameServer:
         self._server: Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.port = settings.options.listen_port
+        self.metrics = NameServerMetrics(
+            lambda: self.address,
+            routes,
+            values,
+            RequestMetrics(router, lambda: self._server),
+            ready=lambda: self.ready,
+        )
 
     @property
     def ready(self) -> bool:
@@ -319,7 +328,9 @@ def build_nameserver(options: NameServerOptions, sockets: SocketOptions, env: En
         Lookups(routes, values, settings),
         Operations(routes, values, settings),
     )
-    return NameServer(settings, sockets, routes, values, Router(NAMESERVER, services))
+    router = Router(NAMESERVER, services)
+    router.watch_slow(lambda: settings.options.slow_request_millis)
+    return NameServer(settings, sockets, routes, values, router)
 
 
 async def _every(interval_s: Callable[[], float], work: Callable[[], None]) -> None:

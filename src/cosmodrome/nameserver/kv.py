@@ -50,6 +50,10 @@ class KeyValues:
     def namespace(self, name: str) -> Mapping[str, str] | None:
         return self._table.get(name)
 
+    def counts(self) -> dict[str, int]:
+        """Entries by namespace."""
+        return {name: len(values) for name, values in self._table.items()}
+
     async def put(self, namespace: str, key: str, value: str) -> None:
         for kind, name in (("namespace", namespace), ("key", key)):
             if not name or len(name) > NAME_CHARACTERS_MAX:

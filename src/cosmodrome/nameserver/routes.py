@@ -203,6 +203,15 @@ class Routes:
 
     # --- questions ---------------------------------------------------------------------------
 
+    @property
+    def topic_count(self) -> int:
+        return len(self._topics)
+
+    def silences_ms(self) -> list[tuple[Identity, int]]:
+        """Every live address, and how long it was not heard of."""
+        now_ms = self._elapsed_ms()
+        return [(live.identity, now_ms - live.heard_ms) for live in self._live.values()]
+
     def route(self, topic: str) -> Route | None:
         rows = self._topics.get(topic)
         if rows is None:

@@ -1,22 +1,28 @@
 """The health port: a tiny HTTP/1.1 server that answers probes with one line of text.
 
 It knows GET and HEAD, reads no bodies, and closes after each answer. Requests are bounded in
-size and time and connections in number, so that nobody can hold the process through it.
+size and time and connections in number, so that nobody can hold the process through it. Pages
+(/metrics) are longer and take longer; only a few are made at once, so that probes get through.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+
+from cosmodrome.transport.exposition import Page
 
 log = logging.getLogger(__name__)
 
 Probe = Callable[[], tuple[bool, str]]
+Pages = Mapping[str, Callable[[str], Awaitable[Page]]]  # path -> made for what the asker accepts
 
 HEAD_BYTES_MAX = 8192
 CONNECTIONS_MAX = 64
 REQUEST_TIMEOUT_S = 5.0
+PAGE_TIMEOUT_S = 30.0  # to make it and to take it
+PAGES_MAX = 4  # at once
 
 _REASONS = {
     200: "OK",
@@ -43,12 +49,18 @@ def http_response(status: int, text: str, *, head: bool = False) -> bytes:
 
 
 class HealthServer:
-    """Serves each path of `probes`: 200 when its probe says so, 503 when not."""
+    """Serves each path of `probes`: 200 when its probe says so, 503 when not; and `pages`."""
 
     def __init__(
-        self, probes: Mapping[str, Probe], *, request_timeout_s: float = REQUEST_TIMEOUT_S
+        self,
+        probes: Mapping[str, Probe],
+        *,
+        pages: Pages | None = None,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         self._probes = dict(probes)
+        self._pages = dict(pages or {})
+        self._pages_made = 0  # right now
         self._request_timeout_s = request_timeout_s
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,9 +96,14 @@ class HealthServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(self._request_timeout_s):
+            async with asyncio.timeout(self._request_timeout_s) as deadline:
                 response = await self._response(reader)
-                writer.write(response)
+                if isinstance(response, bytes):
+                    writer.write(response)
+                else:
+                    loop = asyncio.get_running_loop()
+                    deadline.reschedule(loop.time() + PAGE_TIMEOUT_S)
+                    await self._write_page(writer, *response)
                 await writer.drain()
                 # Until the peer has closed: an early close could reset the answer away.
                 writer.write_eof()
@@ -97,7 +114,8 @@ class HealthServer:
         finally:
             writer.transport.abort()
 
-    async def _response(self, reader: asyncio.StreamReader) -> bytes:
+    async def _response(self, reader: asyncio.StreamReader) -> bytes | tuple[str, str, bool]:
+        """The answer, or a page: its path, what the asker accepts, whether the body is wanted."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
@@ -111,13 +129,37 @@ class HealthServer:
         if method not in (b"GET", b"HEAD"):
             return http_response(405, "Only GET and HEAD are served here.")
         path = words[1].split(b"?", 1)[0].decode("latin-1")
+        if path in self._pages:
+            return path, _header(head, b"accept"), method == b"GET"
         status, text = self._ask(path)
         return http_response(status, text, head=method == b"HEAD")
+
+    async def _write_page(
+        self, writer: asyncio.StreamWriter, path: str, accept: str, body_wanted: bool
+    ) -> None:
+        if self._pages_made >= PAGES_MAX:
+            writer.write(http_response(503, f"{path} is being made {PAGES_MAX} times; ask less."))
+            return
+        self._pages_made += 1
+        try:
+            page = await self._pages[path](accept)
+            writer.write(_page_head(page))
+            for chunk in page.chunks if body_wanted else ():
+                writer.write(chunk)
+                await writer.drain()
+        except OSError:
+            raise
+        except Exception as error:
+            log.exception("page failed: path=%s", path)
+            writer.write(http_response(503, f"{path} failed: {type(error).__name__}: {error}"))
+        finally:
+            self._pages_made -= 1
 
     def _ask(self, path: str) -> tuple[int, str]:
         probe = self._probes.get(path)
         if probe is None:
-            return 404, "Paths served here: " + " ".join(sorted(self._probes))
+            served = sorted((*self._probes, *self._pages))
+            return 404, "Paths served here: " + " ".join(served)
         try:
             healthy, text = probe()
         except Exception as error:
@@ -125,3 +167,21 @@ class HealthServer:
             return 503, f"The probe itself failed: {type(error).__name__}: {error}"
         # One line, whatever a probe says.
         return (200 if healthy else 503), " ".join(text.split())
+
+
+def _page_head(page: Page) -> bytes:
+    return (
+        "HTTP/1.1 200 OK\r\n"
+        f"Content-Type: {page.content_type}\r\n"
+        f"Content-Length: {sum(map(len, page.chunks))}\r\n"
+        "Cache-Control: no-store\r\n"
+        "Connection: close\r\n\r\n"
+    ).encode()
+
+
+def _header(head: bytes, name: bytes) -> str:
+    """All values of a header field, whatever the case of its name."""
+    lines = (line.partition(b":") for line in head.split(b"\r\n")[1:])
+    return ",".join(
+        value.decode("latin-1").strip() for key, _, value in lines if key.strip().lower() == name
+    )

@@ -99,6 +99,8 @@ class Router:
         self._handlers: dict[int, tuple[type[Command[Any]], Handler]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._log_limit = LogLimit()
+        self._slow_ms: Callable[[], int] = lambda: 0
+        self.slow: dict[int, int] = {}  # requests that took long, by code
         for row, handler in _handlers_of(services):
             self._add(row, handler)
         if not partial:
@@ -121,20 +123,28 @@ class Router:
             return
         row, handler = entry
         self.requests[frame.code] += 1
+        began = asyncio.get_running_loop().time() if self._slow_ms() else 0.0
         try:
             outcome = handler(table.decode(row, frame.ext, frame.body), Call(frame, requester))
         except Exception as error:
             self._failed(row, frame, requester, error)
+            self._timed(row, requester, began)
             return
         if outcome is None or isinstance(outcome, Reply):
             self._finish(row, frame, requester, outcome)
+            self._timed(row, requester, began)
         elif isinstance(outcome, Deferred):
             frame.body = b""  # it is stored: what waits for the disk must not fill the memory
-            self._await_future(row, frame, requester, outcome.after, outcome.make)
+            self._await_future(row, frame, requester, outcome.after, outcome.make, began)
         elif isinstance(outcome, asyncio.Future):
-            self._await_future(row, frame, requester, outcome, asyncio.Future.result)
+            # A pull on hold: how long it waits is what its client has asked for.
+            self._await_future(row, frame, requester, outcome, asyncio.Future.result, 0.0)
         else:
-            self._spawn(row, frame, requester, outcome)
+            self._spawn(row, frame, requester, outcome, began)
+
+    def watch_slow(self, slow_ms: Callable[[], int]) -> None:
+        """Count and log requests that take so long or longer; nothing while it is 0."""
+        self._slow_ms = slow_ms
 
     def count(self, code: int, requests: int = 1) -> None:
         """Requests of a row were served elsewhere, by the fast lane."""
@@ -189,8 +199,11 @@ class Router:
         frame: Frame,
         requester: Requester,
         outcome: Awaitable[Reply | None],
+        began: float,
     ) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(row, frame, requester, outcome))
+        task = asyncio.get_running_loop().create_task(
+            self._run(row, frame, requester, outcome, began)
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -200,6 +213,7 @@ class Router:
         frame: Frame,
         requester: Requester,
         outcome: Awaitable[Reply | None],
+        began: float,
     ) -> None:
         try:
             reply = await outcome
@@ -210,6 +224,7 @@ class Router:
             self._failed(row, frame, requester, error)
         else:
             self._finish(row, frame, requester, reply)
+        self._timed(row, requester, began)
 
     def _await_future(
         self,
@@ -218,6 +233,7 @@ class Router:
         requester: Requester,
         future: asyncio.Future[Any],
         make: Callable[[asyncio.Future[Any]], Reply | None],
+        began: float,
     ) -> None:
         """A future needs no task of its own: whoever resolves it carries the reply out."""
 
@@ -234,8 +250,25 @@ class Router:
                 raise
             else:
                 self._finish(row, frame, requester, reply)
+            self._timed(row, requester, began)
 
         future.add_done_callback(done)
+
+    def _timed(self, row: type[Command[Any]], requester: Requester, began: float) -> None:
+        """A request that came at `began`, when that is known, was answered now."""
+        slow_ms = self._slow_ms()
+        if not began or not slow_ms:
+            return
+        took_ms = (asyncio.get_running_loop().time() - began) * 1000
+        if took_ms < slow_ms:
+            return
+        self.slow[row.request_code] = self.slow.get(row.request_code, 0) + 1
+        held = self._log_limit.admit(("slow", row.request_code))
+        if held is not None:
+            log.warning(
+                "slow_request request=%s code=%d took_ms=%d peer=%s:%d held_back=%d",
+                *(row.name, row.request_code, took_ms, *requester.peer[:2], held),
+            )
 
     # --- answering ---------------------------------------------------------------------------
 

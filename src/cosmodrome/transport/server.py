@@ -62,6 +62,11 @@ class Server:
         """Bytes of unfinished requests and of replies that peers do not take."""
         return self._held_bytes
 
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer yet, on all connections."""
+        return sum(connection.in_flight for connection in self._connections)
+
     async def listen(self, host: str, port: int) -> int:
         """Accept on one more address; returns the port, which matters when 0 was asked for."""
         loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from cosmodrome.cli import serve, serve_workers, settings
+from cosmodrome.cli.lifetime import Logs
 from cosmodrome.cli.main import cosmo
 from cosmodrome.cli.workers import Ports, Seat, refuse_unserved, seats
 from cosmodrome.env.options import BrokerOptions, StoreOptions
@@ -141,13 +142,13 @@ def test_every_way_to_start_refuses(tmp_path: Path) -> None:
     up = settings.for_up({}, data=str(tmp_path), namesrv_port=0, broker_port=0)
     broker = settings.for_broker({}, data=str(tmp_path), namesrv="127.0.0.1:1", port=0)
     with pytest.raises(ConfigError, match="worker 4"):
-        serve.run_up(up, http_port=0, log_level="info")
+        serve.run_up(up, http_port=0, logs=Logs("info"))
     with pytest.raises(ConfigError, match="worker 4"):
-        serve.run_broker(broker, http_port=None, log_level="info")
+        serve.run_broker(broker, http_port=None, logs=Logs("info"))
     with pytest.raises(ConfigError, match="worker 4"):
-        serve_workers.run_up(up, 2, http_port=0, log_level="info")
+        serve_workers.run_up(up, 2, http_port=0, logs=Logs("info"))
     with pytest.raises(ConfigError, match="worker 4"):
-        serve_workers.run_broker(broker, 2, http_port=None, log_level="info")
+        serve_workers.run_broker(broker, 2, http_port=None, logs=Logs("info"))
     assert not (tmp_path / "lock").exists()
 
 
