@@ -20,6 +20,7 @@ from cosmodrome.cli.lazy import LazyGroup
 from cosmodrome.errors import CosmodromeError
 
 if TYPE_CHECKING:
+    from cosmodrome.cli.lifetime import Logs
     from cosmodrome.cli.settings import Chosen
 
 WORKERS_MAX = 64
@@ -108,6 +109,13 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
             help="What to log, on stderr.",
         ),
         click.option(
+            "--log-format",
+            type=click.Choice(["text", "json"]),
+            default="text",
+            show_default=True,
+            help="Lines of text, or one JSON object per line.",
+        ),
+        click.option(
             "-p", "--print-config", is_flag=True, help="Print the effective settings and exit."
         ),
         click.option(
@@ -155,6 +163,7 @@ def up(
     pairs: tuple[str, ...],
     print_config: bool,
     log_level: str,
+    log_format: str,
 ) -> None:
     """Start a name server, a broker and the health port in one process.
 
@@ -177,25 +186,30 @@ def up(
     if workers > 1:
         from cosmodrome.cli import serve_workers
 
-        serve_workers.run_up(chosen, workers, http_port=http_port, log_level=log_level)
+        serve_workers.run_up(
+            chosen, workers, http_port=http_port, logs=_logs(log_level, log_format)
+        )
         return
     from cosmodrome.cli import serve
 
-    serve.run_up(chosen, http_port=http_port, log_level=log_level)
+    serve.run_up(chosen, http_port=http_port, logs=_logs(log_level, log_format))
 
 
 @namesrv.command("run")
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port; 0 picks one.  [default: 9876]")
+@click.option("--http-port", type=int, help="Health port; 0 picks one.  [default: none]")
 @click.option("-c", "--config", "file", metavar="FILE", help="A namesrv.conf properties file.")
 @_common
 def namesrv_run(
     host: str | None,
     port: int | None,
+    http_port: int | None,
     file: str | None,
     pairs: tuple[str, ...],
     print_config: bool,
     log_level: str,
+    log_format: str,
 ) -> None:
     """Start a name server."""
     from cosmodrome.cli import settings
@@ -206,7 +220,7 @@ def namesrv_run(
         return
     from cosmodrome.cli import serve
 
-    serve.run_nameserver(chosen, log_level=log_level)
+    serve.run_nameserver(chosen, http_port=http_port, logs=_logs(log_level, log_format))
 
 
 @broker.command("run")
@@ -231,6 +245,7 @@ def broker_run(
     pairs: tuple[str, ...],
     print_config: bool,
     log_level: str,
+    log_format: str,
 ) -> None:
     """Start a broker, or with --workers N as many, which start again when they die."""
     from cosmodrome.cli import settings
@@ -244,11 +259,21 @@ def broker_run(
     if workers > 1:
         from cosmodrome.cli import serve_workers
 
-        serve_workers.run_broker(chosen, workers, http_port=http_port, log_level=log_level)
+        serve_workers.run_broker(
+            chosen, workers, http_port=http_port, logs=_logs(log_level, log_format)
+        )
         return
     from cosmodrome.cli import serve
 
-    serve.run_broker(chosen, http_port=http_port, log_level=log_level, supervised=supervised)
+    serve.run_broker(
+        chosen, http_port=http_port, logs=_logs(log_level, log_format), supervised=supervised
+    )
+
+
+def _logs(level: str, form: str) -> Logs:
+    from cosmodrome.cli.lifetime import Logs
+
+    return Logs(level, form)
 
 
 def _print(chosen: Chosen, workers: int) -> None:
@@ -279,6 +304,7 @@ def filtersrv_run(
     pairs: tuple[str, ...],
     print_config: bool,
     log_level: str,
+    log_format: str,
 ) -> None:
     """Start a filter server.
 
@@ -295,7 +321,7 @@ def filtersrv_run(
         return
     from cosmodrome.cli import serve_filters
 
-    serve_filters.run_filterserver(chosen, http_port=http_port, log_level=log_level)
+    serve_filters.run_filterserver(chosen, http_port=http_port, logs=_logs(log_level, log_format))
 
 
 def main() -> None:
