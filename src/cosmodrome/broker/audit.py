@@ -15,6 +15,7 @@ from cosmodrome.env.base import Clock
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.errors import Code, Refused
 from cosmodrome.store.store import Store
+from cosmodrome.transport.audit_log import changed as audited
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import MessageQueue, SubscriptionData, TopicConfig
 from cosmodrome.wire.commands.broker import QueryConsumeQueue
@@ -76,7 +77,17 @@ class Audit:
             if not ask.offline and subscribed and topic not in subscribed:
                 log.warning("offsets_not_cloned topic=%s reason='not subscribed'", topic)
                 continue
+            before = self._offsets.of(target, topic)
             self._offsets.clone(source, target, topic)
+            audited(
+                call,
+                "offsets_cloned",
+                topic=topic,
+                group=target,
+                source=source,
+                before=before,
+                after=self._offsets.of(target, topic),
+            )
         return Reply()
 
     @QueryCorrectionOffset.handler

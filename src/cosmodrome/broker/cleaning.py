@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Protocol
 
 from cosmodrome.store.store import Store
+from cosmodrome.transport.audit_log import changed as audited
 from cosmodrome.wire.commands.broker import CleanExpiredConsumequeue, DeleteExpiredCommitlog
 from cosmodrome.wire.commands.topic import CleanUnusedTopic
 from cosmodrome.wire.names import TIMER_TOPIC
 from cosmodrome.wire.table import Call, Reply
-
-log = logging.getLogger(__name__)
 
 
 class TopicTable(Protocol):
@@ -26,7 +24,7 @@ class Cleaning:
 
     @DeleteExpiredCommitlog.handler
     def delete_expired_log(self, ask: DeleteExpiredCommitlog, call: Call) -> Reply:
-        log.info("clean_log peer=%s", call.connection.peer)
+        audited(call, "expired_log_cleaned")
         self._store.delete_expired()
         return Reply()
 
@@ -34,7 +32,7 @@ class Cleaning:
     def clean_expired_queues(self, ask: CleanExpiredConsumequeue, call: Call) -> Reply:
         # Upstream also drops queues whose messages are all gone and starts their offsets again
         # at 0; a group with an older offset could then skip messages. Here a queue keeps its end.
-        log.info("clean_queues peer=%s", call.connection.peer)
+        audited(call, "queues_cleaned")
         self._store.clean_queues()
         return Reply()
 
@@ -44,7 +42,7 @@ class Cleaning:
         unused = [name for name in self._store.queues() if not self._is_used(name)]
         for name in unused:
             self._store.delete_topic(name)
-        log.info("clean_topics peer=%s dropped=%s", call.connection.peer, ",".join(unused))
+        audited(call, "unused_topics_cleaned", dropped=unused)
         return Reply()
 
     def _is_used(self, name: str) -> bool:

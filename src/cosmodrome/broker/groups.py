@@ -8,7 +8,6 @@ consumes is saved in the background.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Mapping
 
 from cosmodrome.broker.tables import VersionedTable
@@ -16,6 +15,7 @@ from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.signal import Signal
 from cosmodrome.errors import Code, Refused
+from cosmodrome.transport.audit_log import changed as audited
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import (
     DataVersion,
@@ -30,8 +30,6 @@ from cosmodrome.wire.commands.group import (
 )
 from cosmodrome.wire.names import SYSTEM_GROUP_PREFIX, check_group
 from cosmodrome.wire.table import Call, Reply
-
-log = logging.getLogger(__name__)
 
 GROUPS_MAX = 100_000
 RETRY_QUEUES_MAX = 65_535
@@ -104,7 +102,7 @@ class Groups:
             return None
         config = SubscriptionGroupConfig(group_name=group)
         self.put(config)
-        log.info("group_created group=%s by=consumer", group)
+        audited(None, "group_created", group=group, by="consumer", after=config)
         return config
 
     def put(self, config: SubscriptionGroupConfig) -> None:
@@ -120,8 +118,6 @@ class Groups:
 
     def delete(self, group: str, *, remove_offsets: bool = False) -> bool:
         known = self._table.remove(group)
-        if known:
-            log.info("group_deleted group=%s", group)
         # Offsets may outlive the row of a group, so they can be removed even without it.
         self.deleted.fire(GroupDeleted(group, remove_offsets))
         return known
@@ -145,8 +141,9 @@ class Groups:
                 f"retryMaxTimes is {config.retry_max_times}; use 0 or more,"
                 " or -1 to leave the limit to the client.",
             )
+        before = self._table.rows.get(config.group_name)
         self.put(config)
-        log.info("group_updated group=%s peer=%s", config.group_name, call.connection.peer)
+        audited(call, "group_updated", group=config.group_name, before=before, after=config)
         await self._table.saved(config.group_name)
         return Reply()
 
@@ -154,8 +151,14 @@ class Groups:
     async def delete_group(self, ask: DeleteSubscriptiongroup, call: Call) -> Reply:
         self._refuse_on_slave("delete groups")
         check_group(ask.group_name)
+        before = self._table.rows.get(ask.group_name)
+        remove_offsets = bool(ask.remove_offset or ask.clean_offset)
+        known = self.delete(ask.group_name, remove_offsets=remove_offsets)
         # Compat: deleting what is not there is a success.
-        if self.delete(ask.group_name, remove_offsets=bool(ask.remove_offset or ask.clean_offset)):
+        if known or remove_offsets:
+            what = {"group": ask.group_name, "offsets_removed": remove_offsets}
+            audited(call, "group_deleted", before=before, **what)
+        if known:
             await self._table.saved(ask.group_name)
         return Reply()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from cosmodrome.broker.clients import Clients, ConsumerGroup, Member
@@ -18,6 +18,7 @@ from cosmodrome.broker.topics import Topics
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.errors import Code, CosmodromeError, Refused, TimedOut, Unreachable
 from cosmodrome.store.store import Store
+from cosmodrome.transport.audit_log import changed as audited
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import MessageQueue
 from cosmodrome.wire.commands.client import GetConsumerRunningInfo
@@ -89,6 +90,8 @@ class Relays:
                 f"There is no message at log offset {log_offset}; it was removed by now, or the"
                 " id belongs to another broker.",
             )
+        what = {"group": ask.consumer_group, "client": ask.client_id, "message": ask.msg_id}
+        audited(call, "message_consumed_directly", **what)
         ask.broker_name = self._broker_name
         ask.body = record
         return await self._relay(ask.consumer_group, ask.client_id or "", ask)
@@ -133,10 +136,16 @@ class Relays:
                     body=_order(table, member),
                 )
             )
-            log.info(
-                "offset_reset topic=%s group=%s client=%s timestamp=%d",
-                *(ask.topic, ask.group, member.client_id, ask.timestamp),
-            )
+        audited(
+            call,
+            "offset_reset",
+            topic=ask.topic,
+            group=ask.group,
+            timestamp=ask.timestamp,
+            clients=len(group.members),
+            before=_by_queue(self._offsets.of(ask.group, ask.topic)),
+            after=_by_queue({queue.queue_id: offset for queue, offset in table.items()}),
+        )
         return Reply(body=bodies.encode(ResetOffsetBody(offset_table=table)))
 
     def _targets(self, ask: InvokeBrokerToResetOffset) -> dict[MessageQueue, int]:
@@ -206,6 +215,10 @@ class Relays:
         except CosmodromeError as error:
             log.warning("consumer_status_missing client=%s error=%s", member.client_id, error)
             return None
+
+
+def _by_queue(offsets: Mapping[int, int]) -> dict[str, int]:
+    return {str(queue_id): offset for queue_id, offset in sorted(offsets.items())}
 
 
 def _order(table: dict[MessageQueue, int], member: Member) -> bytes:

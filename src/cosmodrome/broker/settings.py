@@ -20,6 +20,7 @@ from cosmodrome.env.options import Options
 from cosmodrome.env.reload import apply, judge, text_of
 from cosmodrome.env.signal import Signal
 from cosmodrome.errors import Code, ProtocolError, Refused
+from cosmodrome.transport.audit_log import changed as audited
 from cosmodrome.wire import bodies, properties_text
 from cosmodrome.wire.bodies import DataVersion
 from cosmodrome.wire.commands.broker import (
@@ -30,6 +31,9 @@ from cosmodrome.wire.commands.broker import (
 from cosmodrome.wire.table import Call, Reply
 
 log = logging.getLogger(__name__)
+
+# Compat: upstream's exportConfigs takes these for granted and fails where one is missing.
+ALWAYS_SHOWN = {"filterServerNums": "0", "useTLS": "false"}
 
 NOTE = "# Settings changed while the broker ran; they win over the settings file.\n"
 
@@ -54,7 +58,7 @@ class Settings:
 
     @GetBrokerConfig.handler
     def get_broker_config(self, ask: GetBrokerConfig, call: Call) -> GetBrokerConfigReply:
-        shown = {
+        shown = ALWAYS_SHOWN | {
             field.encode_name: text_of(getattr(group, field.name))
             for group in self._groups
             for field in msgspec.structs.fields(group)
@@ -72,15 +76,13 @@ class Settings:
             if not changes:
                 return Reply()
             await self._save({change.key: change.text for change in changes})
+            before = [text_of(getattr(change.group, change.attribute)) for change in changes]
             apply(changes)
             self._version = DataVersion(
                 counter=self._version.counter + 1, timestamp=self._env.clock.now_ms()
             )
-        for change in changes:
-            log.warning(
-                "setting_changed key=%s value=%s peer=%s:%d",
-                *(change.key, change.text, *call.connection.peer[:2]),
-            )
+        for change, was in zip(changes, before, strict=True):
+            audited(call, "setting_changed", key=change.key, before=was, after=change.text)
         self.changed.fire(frozenset(change.key for change in changes))
         return Reply()
 

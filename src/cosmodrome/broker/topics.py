@@ -20,6 +20,7 @@ from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.signal import Signal
 from cosmodrome.errors import Code, Refused
+from cosmodrome.transport.audit_log import changed as audited
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import (
     PERM_INHERIT,
@@ -153,7 +154,7 @@ class Topics:
             topic_sys_flag=sys_flag,
         )
         self.put(config)
-        log.info("topic_created topic=%s queues=%d by=send", topic, config.write_queue_nums)
+        audited(None, "topic_created", topic=topic, by="send", after=config)
         return config
 
     def ensure(self, topic: str, queues: int, perm: int, sys_flag: int = 0) -> TopicConfig:
@@ -170,7 +171,7 @@ class Topics:
             topic_sys_flag=sys_flag,
         )
         self.put(config)
-        log.info("topic_created topic=%s queues=%d by=broker", topic, queues)
+        audited(None, "topic_created", topic=topic, by="broker", after=config)
         return config
 
     def put(self, config: TopicConfig) -> None:
@@ -231,18 +232,18 @@ class Topics:
                 Code.SYSTEM_ERROR,
                 f"topicFilterType is {filter_type[:64]!r}; use {' or '.join(FILTER_TYPES)}.",
             )
-        self.put(
-            TopicConfig(
-                topic_name=ask.topic,
-                read_queue_nums=ask.read_queue_nums,
-                write_queue_nums=ask.write_queue_nums,
-                perm=ask.perm,
-                topic_filter_type=filter_type,
-                topic_sys_flag=ask.topic_sys_flag or 0,
-                order=ask.order,
-            )
+        before = self._table.rows.get(ask.topic)
+        config = TopicConfig(
+            topic_name=ask.topic,
+            read_queue_nums=ask.read_queue_nums,
+            write_queue_nums=ask.write_queue_nums,
+            perm=ask.perm,
+            topic_filter_type=filter_type,
+            topic_sys_flag=ask.topic_sys_flag or 0,
+            order=ask.order,
         )
-        log.info("topic_updated topic=%s peer=%s", ask.topic, call.connection.peer)
+        self.put(config)
+        audited(call, "topic_updated", topic=ask.topic, before=before, after=config)
         await self._table.saved(ask.topic)
         await self.announced()
         return Reply()
@@ -251,9 +252,10 @@ class Topics:
     async def delete_in_broker(self, ask: DeleteTopicInBroker, call: Call) -> Reply:
         self._refuse_on_slave("delete topics")
         self._check_free(ask.topic)
+        before = self._table.rows.get(ask.topic)
         # Compat: deleting what is not there is a success.
         if self.delete(ask.topic):
-            log.info("topic_deleted topic=%s peer=%s", ask.topic, call.connection.peer)
+            audited(call, "topic_deleted", topic=ask.topic, before=before)
             await self._table.saved(ask.topic)
             await self.announced()
         return Reply()

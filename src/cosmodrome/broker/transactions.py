@@ -28,6 +28,7 @@ from cosmodrome.env.base import Clock
 from cosmodrome.errors import Code, ProtocolError, Refused, StoreUnwritable
 from cosmodrome.layout import SYS_COMMIT, SYS_ROLLBACK
 from cosmodrome.store.store import Draft, Store
+from cosmodrome.transport.audit_log import changed as audited
 from cosmodrome.wire.commands.transaction import EndTransaction, ResumeCheckHalfMessage
 from cosmodrome.wire.message import (
     PRODUCER_GROUP,
@@ -102,6 +103,7 @@ class Transactions:
         pairs = record.pairs() | {TRANSACTION_CHECK_TIMES: "0"}
         self._topics.ensure(HALF_TOPIC, HALF_QUEUES, PERM_READ_WRITE)
         await self._store.settle(self._store.append(copied(record, pairs)).end)
+        audited(call, "transaction_check_resumed", message=ask.msg_id)
         return Reply()
 
     # --- deciding ----------------------------------------------------------------------------

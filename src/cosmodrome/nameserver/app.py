@@ -29,6 +29,7 @@ from cosmodrome.nameserver.routes import (
     Version,
 )
 from cosmodrome.nameserver.settings import Settings
+from cosmodrome.transport.audit_log import changed as audited
 from cosmodrome.transport.request_metrics import RequestMetrics
 from cosmodrome.transport.router import LogLimit, Router
 from cosmodrome.transport.server import Server
@@ -183,7 +184,7 @@ class Operations:
         self, ask: commands.WipeWritePermOfBroker, call: Call
     ) -> commands.WipeWritePermReply:
         count = self._routes.wipe_write_perm(ask.broker_name)
-        _log_change(call, "write permission wiped: broker=%r topics=%d", ask.broker_name, count)
+        audited(call, "write_permission_wiped", broker=ask.broker_name, topics=count)
         return commands.WipeWritePermReply(wipe_topic_count=count)
 
     @commands.AddWritePermOfBroker.handler
@@ -191,19 +192,21 @@ class Operations:
         self, ask: commands.AddWritePermOfBroker, call: Call
     ) -> commands.AddWritePermReply:
         count = self._routes.add_write_perm(ask.broker_name)
-        _log_change(call, "write permission added: broker=%r topics=%d", ask.broker_name, count)
+        audited(call, "write_permission_added", broker=ask.broker_name, topics=count)
         return commands.AddWritePermReply(add_topic_count=count)
 
     @commands.DeleteTopicInNamesrv.handler
     def delete_topic(self, ask: commands.DeleteTopicInNamesrv, call: Call) -> Reply:
         self._routes.delete_topic(ask.topic, ask.cluster_name or None)
-        _log_change(call, "topic deleted: topic=%r cluster=%r", ask.topic, ask.cluster_name)
+        audited(call, "route_deleted", topic=ask.topic, cluster=ask.cluster_name or "")
         return Reply()
 
     @commands.PutKvConfig.handler
     async def put_value(self, ask: commands.PutKvConfig, call: Call) -> Reply:
+        before = self._values.get(ask.namespace, ask.key)
         await self._values.put(ask.namespace, ask.key, ask.value)
-        _log_change(call, "KV entry put: namespace=%r key=%r", ask.namespace, ask.key)
+        what = {"namespace": ask.namespace, "key": ask.key}
+        audited(call, "kv_put", before=before, after=ask.value, **what)
         return Reply()
 
     @commands.GetKvConfig.handler
@@ -218,8 +221,9 @@ class Operations:
 
     @commands.DeleteKvConfig.handler
     async def delete_value(self, ask: commands.DeleteKvConfig, call: Call) -> Reply:
+        before = self._values.get(ask.namespace, ask.key)
         await self._values.delete(ask.namespace, ask.key)
-        _log_change(call, "KV entry deleted: namespace=%r key=%r", ask.namespace, ask.key)
+        audited(call, "kv_deleted", namespace=ask.namespace, key=ask.key, before=before)
         return Reply()
 
     @commands.GetKvlistByNamespace.handler
@@ -231,7 +235,8 @@ class Operations:
 
     @commands.UpdateNamesrvConfig.handler
     async def update_settings(self, ask: commands.UpdateNamesrvConfig, call: Call) -> Reply:
-        await self._settings.update(ask.body)
+        for key, before, after in await self._settings.update(ask.body):
+            audited(call, "setting_changed", key=key, before=before, after=after)
         return Reply()
 
     @commands.GetNamesrvConfig.handler
@@ -348,11 +353,6 @@ def _elapsed_ms() -> int:
 
 def _identity(ask: commands.UnregisterBroker | commands.QueryDataVersion) -> Identity:
     return Identity(ask.cluster_name, ask.broker_name, ask.broker_id, ask.broker_addr)
-
-
-def _log_change(call: Call, text: str, *values: object) -> None:
-    shown = (value[:128] if isinstance(value, str) else value for value in values)
-    log.info(text + " peer=%s:%d", *shown, *call.connection.peer)
 
 
 def _registration(ask: commands.RegisterBroker, version: int) -> Registration:

@@ -47,7 +47,8 @@ class Settings:
         shown = {**_items(self.options), **_items(self._sockets)}
         return properties_text.dumps(dict(sorted(shown.items())))
 
-    async def update(self, data: bytes) -> None:
+    async def update(self, data: bytes) -> list[tuple[str, str, str]]:
+        """What was changed: key, and its text before and after."""
         wanted = properties_text.loads(data)
         for key in wanted:
             self._check_key(key)
@@ -55,11 +56,11 @@ class Settings:
             changed = self._converted(wanted)
             changes = {key: text for key, text in _items(changed).items() if key in wanted}
             if not changes:
-                return
+                return []
             await self._save(changes)
+            before = _items(self.options)
             self.options = changed
-        for key, text in changes.items():
-            log.info("setting changed: key=%s value=%r", key, text)
+        return [(key, before[key], text) for key, text in changes.items()]
 
     def _check_key(self, key: str) -> None:
         if key in CHANGEABLE:
