@@ -25,17 +25,23 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 
 from cosmodrome import layout
 from cosmodrome.speed.native cimport (
+    Facts,
     Scan,
     _checksum,
     _i16,
     _i32,
     _i64,
     _is_utf8,
+    _keys_max,
     _peek,
+    _prefix,
     _put,
     _put16,
     _put32,
     _put64,
+    _put_keys,
+    _read_facts,
+    _tags_code,
     _take,
     _take_int,
     _take_int32,
@@ -60,6 +66,8 @@ cdef Py_ssize_t HOST_V6_BYTES = layout.HOST_V6_BYTES
 cdef Py_ssize_t RECORD_BYTES_MIN = layout.RECORD_BYTES_MIN
 cdef Py_ssize_t PROPERTIES_BYTES_MAX = layout.PROPERTIES_BYTES_MAX
 cdef Py_ssize_t ITEM_HEAD_BYTES = layout.BATCH_ITEM_HEAD.size
+cdef Py_ssize_t QUEUE_ENTRY_BYTES = layout.QUEUE_ENTRY_BYTES
+cdef Py_ssize_t INDEX_KEY_BYTES = layout.INDEX_KEY.size
 
 cdef enum:
     PAIRS_MAX = 24
@@ -582,15 +590,20 @@ cdef class Plan:
     cdef int32_t queues
     cdef int32_t sys_flag  # bits that its messages get
     cdef list keys
-    cdef int64_t *next  # queue offsets while requests are encoded, by queue id
-    cdef uint64_t *mark  # the encoding that such an offset is of
+    cdef uint32_t prefix  # of the hashes of its keys
+    # By queue id, while requests are encoded:
+    cdef int64_t *next  # queue offsets
+    cdef uint8_t **entries  # where its next queue entry is put
+    cdef uint64_t *mark  # the encoding that these are of
 
     def __cinit__(self):
         self.next = NULL
+        self.entries = NULL
         self.mark = NULL
 
     def __dealloc__(self):
         PyMem_Free(self.next)
+        PyMem_Free(self.entries)
         PyMem_Free(self.mark)
 
     def __init__(self, str topic not None, int32_t queues, int32_t sys_flag):
@@ -603,9 +616,11 @@ cdef class Plan:
         self.keys = [(topic, queue_id) for queue_id in range(queues)]
         if not 0 < len(self.name) <= layout.TOPIC_BYTES_MAX:
             raise ValueError(f"{topic!r} cannot be a topic")
+        self.prefix = _prefix(topic)
         self.next = <int64_t *>PyMem_Malloc((queues + 1) * sizeof(int64_t))
+        self.entries = <uint8_t **>PyMem_Malloc((queues + 1) * sizeof(uint8_t *))
         self.mark = <uint64_t *>PyMem_Malloc((queues + 1) * sizeof(uint64_t))
-        if self.next == NULL or self.mark == NULL:
+        if self.next == NULL or self.entries == NULL or self.mark == NULL:
             raise MemoryError
         memset(self.mark, 0, (queues + 1) * sizeof(uint64_t))
 
@@ -811,6 +826,8 @@ cdef class Intake:
     cdef Py_ssize_t item_count, item_room
     cdef uint8_t *scratch
     cdef Py_ssize_t scratch_size, scratch_room
+    cdef uint8_t *keys  # for the index, packed
+    cdef Py_ssize_t keys_room
     cdef list plans
     cdef object find
     cdef bytes cluster
@@ -828,6 +845,8 @@ cdef class Intake:
         self.asks = NULL
         self.items = NULL
         self.scratch = NULL
+        self.keys = NULL
+        self.keys_room = 0
         self.ask_count = self.ask_room = self.item_count = self.item_room = 0
         self.scratch_size = self.scratch_room = 0
 
@@ -845,6 +864,7 @@ cdef class Intake:
         PyMem_Free(self.asks)
         PyMem_Free(self.items)
         PyMem_Free(self.scratch)
+        PyMem_Free(self.keys)
 
     # --- the walk ----------------------------------------------------------------------------
 
@@ -1159,18 +1179,18 @@ cdef class Intake:
 
         They begin at `log_offset`. Queue offsets are taken from `next_offsets`, or from
         `queue_end` for a queue that is not there; `before` keeps what was there before. Returns
-        bytes and messages.
+        bytes and messages, and the runs and keys that `speed.gather` would find in them.
         """
         cdef Py_ssize_t first = self.encoded
         cdef Py_ssize_t stop = first
-        cdef Py_ssize_t number, index, size_before
+        cdef Py_ssize_t number
+        cdef Py_ssize_t size_before = PyByteArray_GET_SIZE(out)
         cdef int64_t size = 0
         cdef int64_t messages = 0
         cdef Ask *ask
-        cdef Item *item
         cdef Plan plan
-        cdef uint8_t *to
-        size_before = PyByteArray_GET_SIZE(out)
+        cdef bytes entries
+        cdef list runs = []
         self.encoding += 1
         while stop < self.ask_count and size + self.asks[stop].size <= room:
             ask = &self.asks[stop]
@@ -1196,7 +1216,15 @@ cdef class Intake:
                 ask = &self.asks[number]
                 if ask.leads:
                     plan = <Plan>self.plans[ask.plan]
+                    entries = PyBytes_FromStringAndSize(
+                        NULL, (plan.next[ask.queue_id] - ask.queue_offset) * QUEUE_ENTRY_BYTES
+                    )
+                    plan.entries[ask.queue_id] = <uint8_t *>PyBytes_AS_STRING(entries)
+                    runs.append((plan.topic, ask.queue_id, ask.queue_offset, entries))
                     next_offsets[plan.keys[ask.queue_id]] = plan.next[ask.queue_id]
+            keys = self._records(
+                <uint8_t *>PyByteArray_AS_STRING(out) + size_before, first, stop, log_offset, store_ms
+            )
         except BaseException:
             PyByteArray_Resize(out, size_before)
             for number in range(first, stop):
@@ -1205,20 +1233,41 @@ cdef class Intake:
                     plan = <Plan>self.plans[ask.plan]
                     next_offsets[plan.keys[ask.queue_id]] = ask.queue_offset
             raise
-        to = <uint8_t *>PyByteArray_AS_STRING(out) + size_before
+        self.encoded = stop
+        if stop > first:
+            self.portions.append((first, stop, log_offset + size))
+        return size, messages, runs, keys
+
+    cdef bytes _records(
+        self, uint8_t *to, Py_ssize_t first, Py_ssize_t stop, int64_t log_offset, int64_t store_ms
+    ):
+        """Write records and their queue entries; the packed keys of all of them."""
+        cdef Py_ssize_t number, index, record_bytes, properties_bytes
+        cdef Py_ssize_t keys_at = 0
+        cdef Ask *ask
+        cdef Item *item
+        cdef Plan plan
+        cdef Facts facts
+        cdef uint8_t *entry
         for number in range(first, stop):
             ask = &self.asks[number]
             plan = <Plan>self.plans[ask.plan]
             for index in range(ask.count):
                 item = &self.items[ask.first + index]
                 item.log_offset = log_offset
-                size_before = self._record(to, ask, item, plan, ask.queue_offset + index, store_ms)
-                to += size_before
-                log_offset += size_before
-        self.encoded = stop
-        if stop > first:
-            self.portions.append((first, stop, log_offset))
-        return size, messages
+                record_bytes = self._record(to, ask, item, plan, ask.queue_offset + index, store_ms)
+                properties_bytes = _properties_bytes(item)
+                _read_facts(to + record_bytes - properties_bytes, properties_bytes, &facts)
+                entry = _put64(plan.entries[ask.queue_id], <uint64_t>log_offset)
+                entry = _put32(entry, <uint32_t>record_bytes)
+                plan.entries[ask.queue_id] = _put64(entry, <uint64_t>_tags_code(&facts))
+                self._reserve_keys(keys_at + _keys_max(&facts) * INDEX_KEY_BYTES)
+                keys_at = _put_keys(
+                    self.keys + keys_at, plan.topic, plan.prefix, &facts, log_offset, store_ms
+                ) - self.keys
+                to += record_bytes
+                log_offset += record_bytes
+        return PyBytes_FromStringAndSize(<char *>self.keys, keys_at)
 
     cdef Py_ssize_t _record(
         self, uint8_t *start, Ask *ask, Item *item, Plan plan, int64_t queue_offset,
@@ -1341,9 +1390,22 @@ cdef class Intake:
         """A huge batch must not keep its memory for ever; tickets have copies."""
         PyMem_Free(self.items)
         PyMem_Free(self.scratch)
+        PyMem_Free(self.keys)
         self.items = NULL
         self.scratch = NULL
+        self.keys = NULL
+        self.keys_room = 0
         self.item_count = self.item_room = self.scratch_size = self.scratch_room = 0
+
+    cdef int _reserve_keys(self, Py_ssize_t size) except -1:
+        cdef uint8_t *keys
+        if size >= self.keys_room:
+            keys = <uint8_t *>PyMem_Realloc(self.keys, 2 * size + 1024)
+            if keys == NULL:
+                raise MemoryError
+            self.keys = keys
+            self.keys_room = 2 * size + 1024
+        return 0
 
     cdef int _reserve(self, Py_ssize_t more) except -1:
         cdef Py_ssize_t room

@@ -1,5 +1,5 @@
 """What `lane`, `pulls` and `arrow` share with `native`: numbers, the scanner of JSON, the checksum,
-the choice of records."""
+what queues and index need of a record, the choice of records."""
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -74,6 +74,25 @@ cdef bint _take_span(Scan *scan, const uint8_t **first, Py_ssize_t *size, bint *
 cdef Py_ssize_t _unescape(const uint8_t *at, Py_ssize_t size, uint8_t *out) noexcept nogil
 cdef bint _is_utf8(const uint8_t *at, Py_ssize_t size)
 cdef uint32_t _checksum(const uint8_t *at, Py_ssize_t size) noexcept nogil
+
+
+cdef struct Facts:
+    const uint8_t *tags
+    Py_ssize_t tags_bytes
+    const uint8_t *words
+    Py_ssize_t words_bytes
+    const uint8_t *unique
+    Py_ssize_t unique_bytes
+    int32_t level
+
+
+cdef void _read_facts(const uint8_t *at, Py_ssize_t size, Facts *facts) noexcept nogil
+cdef int64_t _tags_code(Facts *facts) except? -1
+cdef uint32_t _prefix(str topic) except? 0
+cdef Py_ssize_t _keys_max(Facts *facts) noexcept nogil
+cdef uint8_t *_put_keys(
+    uint8_t *to, str topic, uint32_t prefix, Facts *facts, int64_t log_offset, int64_t store_ms
+) except NULL
 
 
 cdef struct Span:

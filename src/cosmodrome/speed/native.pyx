@@ -940,16 +940,6 @@ cdef struct Fields:
     Py_ssize_t properties_bytes
 
 
-cdef struct Facts:
-    const uint8_t *tags
-    Py_ssize_t tags_bytes
-    const uint8_t *words
-    Py_ssize_t words_bytes
-    const uint8_t *unique
-    Py_ssize_t unique_bytes
-    int32_t level
-
-
 def walk(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int64_t whole_ms=0):
     cdef Py_buffer buffer
     cdef list entries = []
@@ -1088,7 +1078,7 @@ cdef tuple _entry(Fields *fields, Py_ssize_t size):
     )
 
 
-cdef int32_t _tags_code(Facts *facts):
+cdef int64_t _tags_code(Facts *facts) except? -1:
     cdef uint32_t state = 0
     if facts.tags == NULL:
         return 0
@@ -1196,28 +1186,53 @@ cdef _Run _run_of(dict by_bytes, dict by_name, bytes place, Fields *fields):
         run = _Run()
         run.topic = topic
         run.queue_id = fields.queue_id
-        run.prefix = <uint32_t>_java_hash(topic + "#")
+        run.prefix = _prefix(topic)
         run.delayed = topic == pure.SCHEDULE_TOPIC
         by_name[name] = run
     by_bytes[place] = run
     return run
 
 
-cdef int _add_key(
-    bytearray keys, _Run run, const uint8_t *at, Py_ssize_t size, Fields *fields
-) except -1:
-    cdef uint32_t state = run.prefix
+cdef uint32_t _prefix(str topic) except? 0:
+    """The hash that all keys of a topic begin with."""
+    return <uint32_t>_java_hash(topic + "#")
+
+
+cdef Py_ssize_t _keys_max(Facts *facts) noexcept nogil:
+    """How many keys there can be at most."""
+    return (facts.unique != NULL) + (facts.words_bytes + 1) // 2
+
+
+cdef uint8_t *_put_keys(
+    uint8_t *to, str topic, uint32_t prefix, Facts *facts, int64_t log_offset, int64_t store_ms
+) except NULL:
+    """Pack the INDEX_KEYs of a record: its unique key, then its words."""
+    cdef const uint8_t *word = facts.words
+    cdef const uint8_t *words_end = word + facts.words_bytes
+    cdef const uint8_t *word_end
+    if facts.unique != NULL:
+        to = _put_key(to, topic, prefix, facts.unique, facts.unique_bytes, log_offset, store_ms)
+    while word < words_end:
+        word_end = _word_end(word, words_end)
+        if word_end > word:
+            to = _put_key(to, topic, prefix, word, word_end - word, log_offset, store_ms)
+        word = word_end + 1
+    return to
+
+
+cdef uint8_t *_put_key(
+    uint8_t *to, str topic, uint32_t prefix, const uint8_t *at, Py_ssize_t size,
+    int64_t log_offset, int64_t store_ms,
+) except NULL:
+    cdef uint32_t state = prefix
     cdef int32_t hashed
-    cdef uint8_t *to
     if _hash_ascii(at, size, &state):
         hashed = _absolute(<int32_t>state)
     else:
-        hashed = _key_hash(run.topic, _text(at, size))
-    to = _grow(keys, INDEX_KEY_BYTES)
+        hashed = _key_hash(topic, _text(at, size))
     to = _put32(to, <uint32_t>hashed)
-    to = _put64(to, <uint64_t>fields.log_offset)
-    _put64(to, <uint64_t>fields.store_ms)
-    return 0
+    to = _put64(to, <uint64_t>log_offset)
+    return _put64(to, <uint64_t>store_ms)
 
 
 cdef inline uint8_t *_grow(bytearray data, Py_ssize_t more) except NULL:
@@ -1234,10 +1249,9 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
     cdef int why = MORE
     cdef int32_t kind
     cdef const uint8_t *data
-    cdef const uint8_t *word
-    cdef const uint8_t *words_end
-    cdef const uint8_t *word_end
+    cdef Py_ssize_t before
     cdef uint8_t *to
+    cdef uint8_t *end_of_keys
     cdef Fields fields
     cdef Facts facts
     cdef bytes place
@@ -1283,16 +1297,12 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
             _read_facts(fields.properties, fields.properties_bytes, &facts)
             kind = fields.sys_flag & SYS_TRANSACTION_MASK
             if kind != SYS_ROLLBACK:
-                if facts.unique != NULL:
-                    _add_key(keys, run, facts.unique, facts.unique_bytes, &fields)
-                if facts.words != NULL:
-                    word = facts.words
-                    words_end = word + facts.words_bytes
-                    while word < words_end:
-                        word_end = _word_end(word, words_end)
-                        if word_end > word:
-                            _add_key(keys, run, word, word_end - word, &fields)
-                        word = word_end + 1
+                before = PyByteArray_GET_SIZE(keys)
+                to = _grow(keys, _keys_max(&facts) * INDEX_KEY_BYTES)
+                end_of_keys = _put_keys(
+                    to, run.topic, run.prefix, &facts, fields.log_offset, fields.store_ms
+                )
+                PyByteArray_Resize(keys, before + (end_of_keys - to))
             if run.delayed:
                 delayed.append(_entry(&fields, size))
             elif kind != SYS_PREPARED and kind != SYS_ROLLBACK:
@@ -1302,7 +1312,7 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
                 to = _grow(run.data, QUEUE_ENTRY_BYTES)
                 to = _put64(to, <uint64_t>fields.log_offset)
                 to = _put32(to, <uint32_t>size)
-                _put64(to, <uint64_t><int64_t>_tags_code(&facts))
+                _put64(to, <uint64_t>_tags_code(&facts))
                 run.expected = <int64_t>(<uint64_t>fields.queue_offset + 1)
             last_ms = fields.store_ms
             count += 1
