@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import os.path
 from collections.abc import Callable, Mapping, Sequence
 
@@ -32,8 +33,13 @@ from cosmodrome.wire.table import Call, Reply
 
 log = logging.getLogger(__name__)
 
-# Compat: upstream's exportConfigs takes these for granted and fails where one is missing.
-ALWAYS_SHOWN = {"filterServerNums": "0", "useTLS": "false"}
+# Compat: keys without effect here that upstream's tools take for granted: exportConfigs fails where
+# one is missing, and exportMetrics takes the last for the number of processors.
+ALWAYS_SHOWN = {
+    "filterServerNums": "0",
+    "useTLS": "false",
+    "clientCallbackExecutorThreads": str(os.cpu_count() or 1),
+}
 
 NOTE = "# Settings changed while the broker ran; they win over the settings file.\n"
 

@@ -244,3 +244,20 @@ def test_damaged_overrides_give_way_to_the_generation_before(
     overrides(tmp_path, text, "fileReservedTime=36\n")
     assert reserved(chosen(tmp_path)) == 36
     assert "overrides_damaged" in caplog.text
+
+
+async def test_what_tools_take_for_granted_is_shown_and_stays_as_it_is(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, channel):
+        settings, _ = await shown(channel)
+        # Everything that upstream's exportConfigs and exportMetrics ask for.
+        assert {
+            *("brokerClusterName", "brokerId", "brokerName", "brokerRole", "fileReservedTime"),
+            *("filterServerNums", "flushDiskType", "maxMessageSize", "messageDelayLevel"),
+            *("msgTraceTopicName", "slaveReadEnable", "traceOn", "traceTopicEnable", "useTLS"),
+            *("autoCreateTopicEnable", "autoCreateSubscriptionGroup"),
+            "clientCallbackExecutorThreads",
+        } <= set(settings)
+        assert settings["useTLS"] == "false"
+        with pytest.raises(Refused):
+            await update(channel, "useTLS=true")
+        assert (await shown(channel))[0] == settings
