@@ -272,7 +272,7 @@ class Clients:
             group: [
                 ProducerInfo(
                     client_id=member.client_id,
-                    remote_ip=member.connection.peer[0],
+                    remote_ip=f"/{member.address}",  # Compat: as Java writes an address
                     language=_language(member),
                     version=member.version,
                     last_update_timestamp=member.seen_ms,

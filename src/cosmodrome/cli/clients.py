@@ -199,7 +199,8 @@ async def _producers(admin: Admin, group: str | None) -> list[_Client]:
             member = found.setdefault(
                 (name, one.client_id),
                 _Client(
-                    *("producer", name, one.client_id, one.language, one.version), one.remote_ip
+                    *("producer", name, one.client_id, one.language, one.version),
+                    one.remote_ip.removeprefix("/"),
                 ),
             )
             member.last_seen_ms = max(member.last_seen_ms or 0, one.last_update_timestamp)

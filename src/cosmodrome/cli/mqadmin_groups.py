@@ -126,7 +126,7 @@ async def producers(admin: Admin, given: Given) -> Table:
             {
                 "group": group,
                 "client_id": one.client_id,
-                "address": one.remote_ip,
+                "address": one.remote_ip.removeprefix("/"),
                 "language": one.language,
                 "last_seen_ms": one.last_update_timestamp,
             }
