@@ -99,7 +99,7 @@ def java_command(*options: str, header: str = "JSON") -> list[str]:
 def mqadmin(namesrv_address: str, *words: str, timeout_s: float = 60) -> str:
     """Runs one verb of upstream's admin tool; returns what it printed, errors included."""
     home = BUILD / "mqadmin-home"
-    _write_home(home)
+    write_home(home)
     done = subprocess.run(
         [
             *java_command(f"-Drocketmq.home.dir={home}", f"-Duser.home={home}", "-Xmx256m"),
@@ -110,6 +110,7 @@ def mqadmin(namesrv_address: str, *words: str, timeout_s: float = 60) -> str:
             *words,
         ],
         env={**os.environ, "ROCKETMQ_HOME": str(home)},
+        cwd=home,  # some verbs write files
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -176,7 +177,7 @@ class JavaCluster(Running):
 
     def prepare(self) -> None:
         """Writes the files that both processes read when they start."""
-        _write_home(self.directory)
+        write_home(self.directory)
         conf = self.directory / "conf"
         (conf / "namesrv.conf").write_text(
             _properties(
@@ -241,7 +242,7 @@ class JavaCluster(Running):
         return accepts(self.broker_port) and self.broker_name in known
 
 
-def _write_home(home: Path) -> None:
+def write_home(home: Path) -> None:
     """The least that upstream's start-up expects to find in its installation folder."""
     conf = home / "conf"
     conf.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from client_kit import TARGETS, Clusters, Target
 from oracle_checks import Cluster
 from peers.clients import JAVA, Client
 from peers.java import JavaCluster
+from peers.mqadmin import AdminTool
 from peers.node import CosmoNode
 from peers.process import free_port
 from peers.raw import create_topic
@@ -106,6 +107,16 @@ def ready() -> Callable[[Client], Client]:
 @pytest.fixture
 def java(ready: Callable[[Client], Client]) -> Client:
     return ready(JAVA)
+
+
+@pytest.fixture(scope="session")
+def tool(
+    ready: Callable[[Client], Client], cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AdminTool]:
+    """Upstream's admin tool, in a JVM that lives as long as the cluster."""
+    ready(JAVA)
+    with AdminTool(cluster.namesrv, tmp_path_factory.mktemp("mqadmin")) as tool:
+        yield tool
 
 
 @pytest.fixture
