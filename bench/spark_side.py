@@ -19,6 +19,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from cosmodrome.spark.session import ARROW_UNCHECKED
+
 Ask = dict[str, Any]
 Answer = dict[str, Any]
 FOUR = {
@@ -39,7 +41,7 @@ def session(jars: str, folder: str) -> SparkSession:
         "spark.driver.memory": "2g",
         "spark.ui.enabled": "false",
         # As `cosmodrome.spark.session` has them; the collector serves both sides.
-        "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+        "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC {ARROW_UNCHECKED}",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": folder,

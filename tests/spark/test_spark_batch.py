@@ -133,8 +133,13 @@ def test_the_schema_of_the_user(spark: SparkSession, lab: Lab, filled: str) -> N
         return reader.schema(ddl).load(filled)
 
     frame = read("body BINARY, properties MAP<STRING, STRING>, queue_id INT")
+    assert all(field.nullable for field in frame.schema)
     rows = frame.where("queue_id = 0").collect()
     assert len(rows) == 20 and rows[0].__fields__ == ["body", "properties", "queue_id"]
+    whole = lab.read(spark, filled)
+    assert {field.name for field in whole.schema if field.nullable} == {"tags", "keys"}
+    again = spark.read.format("rocketmq").option("namesrv", lab.namesrv).schema(whole.schema)
+    assert again.load(filled).collect() == whole.collect()
     with pytest.raises(Exception, match="column body is binary, not string"):
         read("body STRING").count()
     with pytest.raises(Exception, match="no column is called value"):

@@ -1,4 +1,4 @@
-"""Has the C library keep freed memory in the processes that decode messages.
+"""Memory in the Python processes of Spark: freed memory is kept, and what stays is left in peace.
 
 A batch is some megabytes. Left alone, the library gives them back to the system and asks for them
 again with every batch, and the system clears each page anew: that took half of the time of a
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
+import sys
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of glibc's mallopt
+_WORKER_PROGRAM = "pyspark.daemon"  # which forks the workers
 _KEPT_BYTES = 128 << 20
 _PAD_BYTES = 32 << 20
 _LARGEST_BYTES = 32 << 20  # the library takes no larger value
@@ -30,3 +33,17 @@ def keep_freed_memory() -> bool:
     }
     taken = [mallopt(name, value) for name, value in settings.items()]
     return all(taken)
+
+
+@functools.cache
+def settle_worker() -> bool:
+    """Once per process: leave what is loaded out of garbage collections. False in other processes.
+
+    Spark collects garbage after every task of a Python worker, and walks each time through some
+    hundred thousand objects of imported modules, which never are garbage.
+    """
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if getattr(main, "name", None) != _WORKER_PROGRAM:
+        return False
+    gc.freeze()
+    return True

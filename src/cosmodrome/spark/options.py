@@ -16,7 +16,7 @@ from cosmodrome.client.options import name_servers
 from cosmodrome.errors import ConfigError, Refused
 from cosmodrome.spark.given import Given
 from cosmodrome.spark.offsets import EARLIEST, LATEST, Offsets, from_json, queues_from_json
-from cosmodrome.spark.rows import COLUMNS, CORRUPT, check_columns
+from cosmodrome.spark.rows import COLUMNS, CORRUPT, NEVER_NULL, NONE, check_columns
 from cosmodrome.wire.bodies import MessageQueue
 from cosmodrome.wire.names import check_group, check_topic
 
@@ -115,6 +115,7 @@ class ReadOptions:
     sql: str | None = None
     columns: tuple[str, ...] = COLUMNS  # without the corrupt column
     corrupt: bool = False  # the corrupt column comes last
+    required: frozenset[str] = NONE  # columns that Spark is told to be never null
     pull_bytes: int = 4 << 20
     pulls_ahead: int = 8
     consumer_group: str | None = None
@@ -163,6 +164,7 @@ class ReadOptions:
             tags=tags,
             sql=sql,
             columns=columns,
+            required=NONE if offline else NEVER_NULL.intersection(columns),
             corrupt=corrupt,
             pull_bytes=given.size("pullBytes", 4 << 20, least=1 << 10, most=1 << 30),
             pulls_ahead=given.whole("pullsAhead", 8, most=256),
@@ -178,8 +180,10 @@ class ReadOptions:
         parsed._check_span()
         return parsed
 
-    def with_columns(self, columns: tuple[str, ...], corrupt: bool) -> Self:
-        return dataclasses.replace(self, columns=columns, corrupt=corrupt)
+    def with_columns(
+        self, columns: tuple[str, ...], corrupt: bool, required: frozenset[str]
+    ) -> Self:
+        return dataclasses.replace(self, columns=columns, corrupt=corrupt, required=required)
 
     def check_batch(self) -> None:
         """Refuses what a batch cannot have."""

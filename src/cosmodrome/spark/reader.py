@@ -22,7 +22,7 @@ from cosmodrome.layout import RECORD_QUEUE_OFFSET_AT
 from cosmodrome.spark import links, rows
 from cosmodrome.spark.cluster import BROKEN, GROUP, Cluster
 from cosmodrome.spark.dedupe import MARK, Dedupe, Marked
-from cosmodrome.spark.memory import keep_freed_memory
+from cosmodrome.spark.memory import keep_freed_memory, settle_worker
 from cosmodrome.spark.offsets import describe
 from cosmodrome.spark.options import ReadOptions
 from cosmodrome.spark.plan import DataLoss, Range
@@ -50,6 +50,7 @@ class LookupFailed(CosmodromeError):
 def read_range(span: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """The messages [start, end) of a queue, in batches of some thousand rows."""
     keep_freed_memory()
+    settle_worker()
     reader = _RangeReader(span, options)
     try:
         yield from reader.batches()
@@ -269,7 +270,7 @@ class _RangeReader:
         count, buffers, marked = self._builder.take()
         if not count:
             return
-        batch = rows.batch(count, buffers, self._columns)
+        batch = rows.batch(count, buffers, self._columns, required=self._options.required)
         if marked and self._dedupe is not None:
             try:
                 batch = _without_repeats(batch, marked, self._dedupe)

@@ -1,11 +1,13 @@
 """The columns of a message as Spark and Arrow know them, and batches made of them.
 
-One table says what there is; both schemas follow from it. Every column may be null to Spark,
-and a batch has exactly the type of `arrow_schema`, which Spark compares with the declared one.
+One table says what there is; both schemas follow from it, and a batch has exactly the type of
+`arrow_schema`, which Spark compares with the declared one. Columns may be null to Spark but for
+those that are `required`: Spark then looks for nulls nowhere, which is a part of its work per row.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -42,6 +44,9 @@ _TYPES: dict[str, pa.DataType] = {
     "store_size": pa.int32(),
 }
 assert tuple(_TYPES) == COLUMNS
+# What every message of a broker has. A store that is read without one may have damaged records.
+NEVER_NULL = frozenset(COLUMNS) - {"tags", "keys"}
+NONE: frozenset[str] = frozenset()
 
 
 def check_columns(names: Sequence[str]) -> tuple[str, ...]:
@@ -61,13 +66,21 @@ def _all() -> str:
     return ", ".join(COLUMNS)
 
 
-def arrow_schema(columns: Sequence[str] = COLUMNS, corrupt: bool = False) -> pa.Schema:
+@functools.lru_cache(maxsize=64)
+def arrow_schema(
+    columns: tuple[str, ...] = COLUMNS, corrupt: bool = False, required: frozenset[str] = NONE
+) -> pa.Schema:
     """What a batch of these columns looks like; with `corrupt` the reason of damage is last."""
-    fields = [pa.field(name, _TYPES[name]) for name in check_columns(columns)]
+    fields = [
+        pa.field(name, _TYPES[name], nullable=name not in required)
+        for name in check_columns(columns)
+    ]
     return pa.schema([*fields, pa.field(CORRUPT, _STRING)] if corrupt else fields)
 
 
-def schema(columns: Sequence[str] = COLUMNS, *, corrupt: bool = False) -> StructType:
+def schema(
+    columns: Sequence[str] = COLUMNS, *, corrupt: bool = False, required: frozenset[str] = NONE
+) -> StructType:
     """The same for Spark."""
     from pyspark.sql import types
 
@@ -85,8 +98,9 @@ def schema(columns: Sequence[str] = COLUMNS, *, corrupt: bool = False) -> Struct
         _TYPES["properties"]: text_map,
         _TYPES["born_time"]: timestamp,
     }
+    fields = arrow_schema(tuple(columns), corrupt, required)
     return types.StructType(
-        [types.StructField(f.name, makers[f.type]()) for f in arrow_schema(columns, corrupt)]
+        [types.StructField(f.name, makers[f.type](), f.nullable) for f in fields]
     )
 
 
@@ -96,9 +110,10 @@ def batch(
     columns: Sequence[str],
     *,
     corrupt: bool = False,
+    required: frozenset[str] = NONE,
 ) -> pa.RecordBatch:
     """The rows that a `ColumnBuilder` gave, without a copy of its buffers."""
-    wanted = arrow_schema(columns, corrupt)
+    wanted = arrow_schema(tuple(columns), corrupt, required)
     arrays = [_array(rows, _TYPES[name], buffers[name]) for name in columns]
     if corrupt:
         arrays.append(pa.nulls(rows, _STRING))
@@ -116,7 +131,7 @@ def corrupt_batch(
         for name in columns
     ]
     return pa.RecordBatch.from_arrays(
-        [*arrays, pa.array(reasons, _STRING)], schema=arrow_schema(columns, corrupt=True)
+        [*arrays, pa.array(reasons, _STRING)], schema=arrow_schema(tuple(columns), corrupt=True)
     )
 
 

@@ -25,9 +25,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from cosmodrome.errors import ConfigError
+from cosmodrome.spark.memory import settle_worker
 from cosmodrome.spark.options import PERMISSIVE, ReadOptions, choose_columns
 from cosmodrome.spark.pushdown import Wanted
-from cosmodrome.spark.rows import COLUMNS
+from cosmodrome.spark.rows import COLUMNS, NEVER_NULL, NONE
 from cosmodrome.spark.rows import schema as rows_schema
 from cosmodrome.spark.stream import (
     RangePartition,
@@ -56,10 +57,12 @@ class RocketMQSource(DataSource):
         return "rocketmq"
 
     def schema(self) -> StructType:
+        settle_worker()
         options = ReadOptions.parse(self.options)
-        return rows_schema(options.columns, corrupt=options.corrupt)
+        return rows_schema(options.columns, corrupt=options.corrupt, required=options.required)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        settle_worker()
         options = honour(schema, ReadOptions.parse(self.options))
         options.check_batch()
         pushing = filters_will_come()
@@ -68,6 +71,7 @@ class RocketMQSource(DataSource):
         return PushingTopicReader(options) if pushing else TopicReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        settle_worker()
         options = honour(schema, ReadOptions.parse(self.options))
         options.check_stream()
         return TopicStreamReader(options)
@@ -177,15 +181,22 @@ def honour(schema: StructType, options: ReadOptions) -> ReadOptions:
     permissive_store = options.store_path is not None and options.mode == PERMISSIVE
     columns, corrupt = choose_columns(tuple(schema.fieldNames()), permissive_store)
     ours = {field.name: field.dataType for field in rows_schema(columns, corrupt=corrupt)}
+    never_null = NONE if options.store_path is not None else NEVER_NULL
     for field in schema:
         if field.dataType != ours[field.name]:
             raise ConfigError(
                 f"schema: column {field.name} is {ours[field.name].simpleString()},"
                 f" not {field.dataType.simpleString()}; cast it after reading"
             )
+        if not field.nullable and field.name not in never_null:
+            raise ConfigError(
+                f"schema: column {field.name} may be null; leave NOT NULL out, and filter the"
+                " rows after reading"
+            )
+    required = frozenset(field.name for field in schema if not field.nullable)
     if options.columns != COLUMNS and options.columns != columns:
         raise ConfigError("columns and the schema name different columns; give one of them")
-    return options.with_columns(columns, corrupt)
+    return options.with_columns(columns, corrupt, required)
 
 
 def filters_will_come() -> bool:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from cosmodrome.env.base import Disk
 from cosmodrome.env.real import RealDisk
 from cosmodrome.errors import ConfigError, StoreCorrupt, StoreError
-from cosmodrome.spark.memory import keep_freed_memory
+from cosmodrome.spark.memory import keep_freed_memory, settle_worker
 from cosmodrome.spark.options import DROP_MALFORMED, FAIL_FAST, ReadOptions
 from cosmodrome.spark.rows import arrow_schema, batch, corrupt_batch
 from cosmodrome.spark.segments import Damage, Split, SplitWalk
@@ -59,6 +59,7 @@ def read_split(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one split that the options want."""
     keep_freed_memory()
+    settle_worker()
     chosen = _Chosen(options)
     builder = chosen.builder()
     faults = _Faults(options)

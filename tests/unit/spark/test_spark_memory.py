@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from cosmodrome.spark.memory import keep_freed_memory
+from cosmodrome.spark.memory import keep_freed_memory, settle_worker
 
 FAULTS = """
 import resource, sys
@@ -36,3 +36,21 @@ def test_pages_are_not_cleared_again_and_again() -> None:
     assert keep_freed_memory() is keep_freed_memory()
     page = resource.getpagesize()
     assert faults("kept") < 3 * (16 << 20) // page < faults("as it is")
+
+
+SETTLED = """
+import gc, sys, types
+from cosmodrome.spark.memory import settle_worker
+sys.modules["__main__"].__spec__ = types.SimpleNamespace(name=sys.argv[1])
+print(settle_worker(), gc.get_freeze_count() > 1000)
+"""
+
+
+def test_what_is_loaded_is_left_out_of_collections_in_workers_only() -> None:
+    def said(program: str) -> str:
+        words = [sys.executable, "-c", SETTLED, program]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert said("pyspark.daemon") == "True True"
+    assert said("notebook") == "False False"
+    assert settle_worker() is False

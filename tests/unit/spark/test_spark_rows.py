@@ -150,5 +150,11 @@ def test_spark_and_arrow_mean_the_same(corrupt: bool) -> None:
     spark = rows.schema(corrupt=corrupt)
     assert to_arrow_schema(spark, timezone="UTC") == rows.arrow_schema(corrupt=corrupt)
     assert all(field.nullable for field in spark)
+    strict = rows.schema(corrupt=corrupt, required=rows.NEVER_NULL)
+    assert to_arrow_schema(strict, timezone="UTC") == rows.arrow_schema(
+        rows.COLUMNS, corrupt, rows.NEVER_NULL
+    )
+    nullable = {field.name for field in strict if field.nullable}
+    assert nullable == {"tags", "keys"} | ({rows.CORRUPT} if corrupt else set())
     assert rows.schema(("body", "topic")).names == ["body", "topic"]
     assert ("_corrupt_record" in spark.names) is corrupt

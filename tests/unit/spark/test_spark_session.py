@@ -43,6 +43,17 @@ def test_a_local_session_listens_on_loopback_only() -> None:
     assert settings["spark.sql.shuffle.partitions"] == "2"
 
 
+def test_arrow_in_java_does_not_check_each_value_again() -> None:
+    settings = session._common()
+    for place in ("spark.driver.extraJavaOptions", "spark.executor.defaultJavaOptions"):
+        said = settings[place].split()
+        assert "-Darrow.enable_unsafe_memory_access=true" in said
+        assert "-Darrow.enable_null_check_for_get=false" in said
+    assert f"-Dlog4j2.configurationFile=file:{session.LOGGING}" in (
+        settings["spark.driver.extraJavaOptions"].split()
+    )
+
+
 def test_workers_of_a_local_session_run_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "python2")
     monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)

@@ -219,12 +219,16 @@ def _start(starting: str) -> dict[str, str]:
 def _start_query(
     spark: SparkSession, archiver: Archiver, reading: Mapping[str, str], trigger: str | None
 ) -> StreamingQuery:
+    from cosmodrome.spark import rows
     from cosmodrome.spark.lake import CHECKPOINT
     from cosmodrome.spark.source import register
 
     register(spark)
     writer = (
         spark.readStream.format(_SOURCE)
+        # Every file of a lake says that its columns may be null, old or new, compacted or not:
+        # there are readers that refuse a table of both kinds.
+        .schema(rows.schema())
         .options(**reading)
         .load()
         .writeStream.foreachBatch(archiver)
