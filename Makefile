@@ -52,6 +52,7 @@ golden: $(VENV)/.dev ## record the fixtures of tests/golden from the real Java s
 docs: $(VENV)/.dev ## write the generated documents again
 	$(BIN)/python -m cosmodrome.wire.document > docs/protocol.md
 	$(BIN)/python -m cosmodrome.env.document > docs/settings.md
+	$(BIN)/python -m tools.metric_docs
 	$(BIN)/python -m cosmodrome.cli.mqadmin_document > docs/mqadmin.md
 
 lock: ## resolve the dependencies again and pin them by hash

@@ -239,31 +239,29 @@ class BrokerMetrics:
 
     def _by_topic(self) -> Iterator[Told]:
         # Families one after the other: were there too many series, the first would be whole.
-        puts = [
-            ((topic, MESSAGE_TYPES.get(topic, UNSPECIFIED), self._system(topic)), item)
-            for topic, item in self._traffic.stats.topics()
-        ]
-        yield from self._each(table.MESSAGES_IN, ((key, item.messages) for key, item in puts))
-        yield from self._each(table.BYTES_IN, ((key, item.size) for key, item in puts))
-        yield None
+        puts = self._traffic.stats.topics()
+        for topic, item in puts:
+            yield Sample(table.MESSAGES_IN, self._of_topic(topic), item.messages)
+        for topic, item in puts:
+            yield Sample(table.BYTES_IN, self._of_topic(topic), item.size)
         for topic in [name for name in self._topics.table if name.startswith(DLQ_PREFIX)]:
             group = topic.removeprefix(DLQ_PREFIX)
             labels = (group, topic, _truth(_is_system_group(group)))
             yield Sample(table.DEAD, labels, self._store.bounds(topic, 0)[1])
         ends = list(self._traffic.transactions.by_topic())
-        yield from self._each(table.COMMITS, (((topic,), end.committed) for topic, end in ends))
-        yield from self._each(table.ROLLBACKS, (((topic,), end.rolled_back) for topic, end in ends))
+        for topic, end in ends:
+            yield Sample(table.COMMITS, (topic,), end.committed)
+        for topic, end in ends:
+            yield Sample(table.ROLLBACKS, (topic,), end.rolled_back)
         for topic, end in ends:
             yield Sample(table.FINISH_LATENCY, (topic,), end.times())
 
     def _by_group(self) -> Iterator[Told]:
-        gets = [
-            ((topic, group, self._system(topic, group), _is_retry(topic)), item)
-            for (topic, group), item in self._traffic.stats.groups()
-        ]
-        yield None
-        yield from self._each(table.MESSAGES_OUT, ((key, item.messages) for key, item in gets))
-        yield from self._each(table.BYTES_OUT, ((key, item.size) for key, item in gets))
+        gets = self._traffic.stats.groups()
+        for key, item in gets:
+            yield Sample(table.MESSAGES_OUT, self._of_group(*key), item.messages)
+        for key, item in gets:
+            yield Sample(table.BYTES_OUT, self._of_group(*key), item.size)
 
     def _lag(self) -> Iterator[Told]:
         lags: list[Lag] = []
@@ -291,11 +289,11 @@ class BrokerMetrics:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _each(
-        self, metric: Metric, rows: Iterator[tuple[tuple[str, ...], float]]
-    ) -> Iterator[Told]:
-        for labels, value in rows:
-            yield Sample(metric, labels, value)
+    def _of_topic(self, topic: str) -> tuple[str, ...]:
+        return topic, MESSAGE_TYPES.get(topic, UNSPECIFIED), self._system(topic)
+
+    def _of_group(self, topic: str, group: str) -> tuple[str, ...]:
+        return topic, group, self._system(topic, group), _is_retry(topic)
 
     def _system(self, topic: str, group: str = "") -> str:
         return _truth(self._topics.is_system(topic) or _is_system_group(group))

@@ -62,6 +62,10 @@ _REASONS: dict[str, str] = {
         dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId isEnableBatchPush
         storePathDLedgerCommitLog
     """,
+    "metrics are on the health port (--http-port) for whoever asks; see docs/metrics.md": """
+        metricsExporterType metricsPromExporterHost metricsPromExporterPort metricsInDelta
+        metricsOtelCardinalityLimit
+    """,
     "only steers log output of upstream": """
         isolateLogEnable highSpeedMode maxDelayTime
     """,

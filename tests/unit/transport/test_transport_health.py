@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from cosmodrome.errors import ConfigError
 from cosmodrome.transport import ports
-from cosmodrome.transport.health import CONNECTIONS_MAX, HealthServer
+from cosmodrome.transport.exposition import Page
+from cosmodrome.transport.health import CONNECTIONS_MAX, PAGES_MAX, HealthServer
 from cosmodrome.transport.ports import free_base_port
 
 HOST = "127.0.0.1"
@@ -120,3 +121,63 @@ def test_a_taken_neighbour_is_avoided(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot listen"):
         free_base_port("192.0.2.1")
+
+
+@asynccontextmanager
+async def paged(make: Callable[[str], Awaitable[Page]]) -> AsyncIterator[int]:
+    server = HealthServer({"/livez": lambda: (True, "alive")}, pages={"/metrics": make})
+    try:
+        yield await server.listen(HOST, 0)
+    finally:
+        await server.stop()
+
+
+async def test_pages_have_their_own_type_and_see_what_is_accepted() -> None:
+    accepted = []
+
+    async def make(accept: str) -> Page:
+        accepted.append(accept)
+        return Page("text/x", [b"one\n", b"two\n"])
+
+    async with paged(make) as port:
+        request = b"GET /metrics?x HTTP/1.1\r\nACCEPT: a/b\r\naccept:c/d\r\n\r\n"
+        status, head, body = await ask(port, request)
+        assert (status, body) == (200, "one\ntwo\n")
+        assert "Content-Type: text/x" in head and "Content-Length: 8" in head
+        assert accepted == ["a/b,c/d"]
+        status, head, body = await ask(port, b"HEAD /metrics HTTP/1.1\r\n\r\n")
+        assert (status, body) == (200, "") and "Content-Length: 8" in head
+        assert "/livez /metrics" in (await ask(port, b"GET /x HTTP/1.1\r\n\r\n"))[2]
+
+
+async def test_a_page_that_fails_is_an_error_and_the_next_one_is_not() -> None:
+    broken = True
+
+    async def make(accept: str) -> Page:
+        if broken:
+            raise RuntimeError("page broke")
+        return Page("text/x", [b"fine"])
+
+    async with paged(make) as port:
+        for _ in range(PAGES_MAX + 1):
+            status, _, body = await ask(port, b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert status == 503 and "page broke" in body
+        broken = False
+        assert (await ask(port, b"GET /metrics HTTP/1.1\r\n\r\n"))[2] == "fine"
+
+
+async def test_probes_get_through_while_pages_are_being_made() -> None:
+    go = asyncio.Event()
+
+    async def make(accept: str) -> Page:
+        await go.wait()
+        return Page("text/x", [b"late"])
+
+    async with paged(make) as port:
+        request = b"GET /metrics HTTP/1.1\r\n\r\n"
+        waiting = [asyncio.create_task(ask(port, request)) for _ in range(PAGES_MAX)]
+        await asyncio.sleep(0.05)
+        assert (await ask(port, request))[0] == 503
+        assert (await ask(port, b"GET /livez HTTP/1.1\r\n\r\n"))[0] == 200
+        go.set()
+        assert [body for _, _, body in await asyncio.gather(*waiting)] == ["late"] * PAGES_MAX
