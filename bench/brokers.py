@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,7 +86,7 @@ class Target:
 
 
 class Brokers:
-    """Servers by kind ("ours", "java", "floor") and flush mode; all end with the context."""
+    """Servers by kind (see `get`) and flush mode; all end with the context."""
 
     def __init__(self, scratch: Path, stack: contextlib.ExitStack) -> None:
         self._scratch = scratch
@@ -94,10 +94,14 @@ class Brokers:
         self._running: dict[tuple[str, str], Target] = {}
 
     def get(self, kind: str, flush: str = ASYNC) -> Target:
-        """A server that sleeps until it is measured; started by the first call."""
+        """A server that sleeps until it is measured; started by the first call.
+
+        "pure" is ours without the compiled core, "floor" stores nothing.
+        """
         if (kind, flush) not in self._running:
             start: dict[str, Callable[[Path, str], Target]] = {
                 "ours": self._start_ours,
+                "pure": self._start_pure,
                 "java": self._start_java,
                 "floor": self._start_floor,
             }
@@ -118,8 +122,25 @@ class Brokers:
         node.kill9()
         return took
 
+    @contextlib.contextmanager
+    def workers(self, count: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Ports and process ids of one `cosmo up --workers`, on whatever cores there are."""
+        directory = self._scratch / f"workers-{count}-{time.monotonic_ns()}"
+        options = ["--workers", str(count), "--set", f"flushDiskType={ASYNC}"]
+        port = free_port(-2, 1, *(10 * number for number in range(1, count)))
+        with CosmoNode(directory, broker_port=port, options=options) as node:
+            children = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split()
+            ports = tuple(port + 10 * number for number in range(count))
+            yield ports, (node.pid, *map(int, children))
+
     def _start_ours(self, directory: Path, flush: str) -> Target:
-        node = CosmoNode(directory, options=["--set", f"flushDiskType={flush}"])
+        return self._start_node(directory, flush, {})
+
+    def _start_pure(self, directory: Path, flush: str) -> Target:
+        return self._start_node(directory, flush, {"COSMODROME_PURE": "1"})
+
+    def _start_node(self, directory: Path, flush: str, env: Mapping[str, str]) -> Target:
+        node = CosmoNode(directory, options=["--set", f"flushDiskType={flush}"], env=env)
         self._stack.callback(node.kill9)
         began = time.monotonic()
         node.start()

@@ -103,7 +103,7 @@ def main(words: Sequence[str] | None = None, *, page: Path | None = RESULTS) -> 
 
 
 def peer_of(group: str) -> str:
-    return "floor" if group == "floor" else "Java"
+    return {"floor": "floor", "workers": "one worker"}.get(group, "Java")
 
 
 def section(title: str, name: str, rows: Sequence[verdict.Row], generator: str) -> str:

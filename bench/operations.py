@@ -47,6 +47,7 @@ MARK = "getsid"  # the function of the C library behind `mark`
 WARM = 10  # times, before anything is counted
 TIMES = 16
 ROUNDS = 6
+TOPICS = 16
 PAUSE_S = 0.0001
 SETTLE = 120  # times, until a broker's buffers have found their sizes
 
@@ -77,8 +78,11 @@ def _header(frame: bytes) -> bytes:
     return frame[8 : 8 + (int.from_bytes(frame[4:8], "big") & 0xFFFFFF)]
 
 
-def send(opaque: int, *, size: int = 128, batch: int = 1, binary: bool = False) -> bytes:
+def send(
+    opaque: int, *, size: int = 128, batch: int = 1, binary: bool = False, topics: int = 1
+) -> bytes:
     """A send as the Java client makes it; message ids differ, keys are not set."""
+    topic = "Plain" if topics == 1 else f"Plain{opaque % topics}"
     code, body = 310, b"x" * size
     properties = f"UNIQ_KEY\x017F00000100002A9F{opaque:016X}\x02WAIT\x01true\x02TAGS\x01TagA"
     if batch > 1:
@@ -86,7 +90,7 @@ def send(opaque: int, *, size: int = 128, batch: int = 1, binary: bool = False) 
         head = struct.pack(">iiiii", 22 + size + len(own), 0, 0, 0, size)
         body = (head + body + struct.pack(">h", len(own)) + own) * batch
         properties = ""
-    words = ["producers", "Plain", "TBW102", "4", str(opaque % 4), "0", str(NOW_MS), "0"]
+    words = ["producers", topic, "TBW102", "4", str(opaque % 4), "0", str(NOW_MS), "0"]
     words += [properties, "0", "false", str(batch > 1).lower()]
     ext = dict(zip("abcdefghijkm", words, strict=True))
     return _frame(code, opaque, ext, body, binary=binary)
@@ -257,7 +261,8 @@ def _broker(data: bytes, first: bytes = b"") -> Iterator[Work]:
         async def begin() -> Any:
             await broker.start()
             topics = broker._state[0]
-            topics.put(TopicConfig(topic_name="Plain", read_queue_nums=4, write_queue_nums=4))
+            for name in ("Plain", *(f"Plain{number}" for number in range(TOPICS))):
+                topics.put(TopicConfig(topic_name=name, read_queue_nums=4, write_queue_nums=4))
             connection = broker._server._connection()
             connection.connection_made(wire)
             return connection
@@ -297,6 +302,7 @@ OPERATIONS: dict[str, Callable[[], Iterator[Work]]] = {
     "columns of 256 records, no body": lambda: _columns(1024, NO_BODY),
     "broker: one send of 128 B": lambda: _broker(sends(1)),
     "broker: 16 sends of 128 B": lambda: _broker(sends(16)),
+    "broker: 16 sends of 128 B to 16 topics": lambda: _broker(sends(16, topics=TOPICS)),
     "broker: a pull of 32 × 128 B": lambda: _broker(pull(), first=sends(16)),
 }
 build = {name: contextlib.contextmanager(make) for name, make in OPERATIONS.items()}

@@ -154,6 +154,43 @@ def floor(bench: Bench) -> list[Row]:
     return [replace(row, name=f"{row.name}, against the floor") for row in rows]
 
 
+def pure(bench: Bench) -> list[Row]:
+    """The same broker where nothing could be compiled."""
+    name = next(iter(SENDS))
+    targets = [bench.brokers.get("pure"), bench.brokers.get("java")]
+    bench.warm(targets, SMALL)
+    found = bench.rounds({f"{name}, without the compiled core": SMALL}, targets)
+    return [_cpu_row(each, found, 1.5) for each, server in found if server == "ours"]
+
+
+def workers(bench: Bench) -> list[Row]:
+    """Two workers against one, under the same load from two generators."""
+    seen: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
+    wrong = 0
+    for _ in range(bench.repetitions):
+        for count, figures in seen.items():
+            with bench.brokers.workers(count) as (ports, pids), ThreadPoolExecutor(2) as pool:
+                before = cpu_seconds(list(pids))
+                loads = [
+                    pool.submit(bench.generator.run_freely, port, SMALL, bench.seconds)
+                    for port in (ports[0], ports[-1])
+                ]
+                samples = [load.result() for load in loads]
+                took_s = cpu_seconds(list(pids)) - before
+            rate = sum(values(samples, "tps"))
+            # The CPU of the warm-up second is counted, its messages are not told.
+            sent = rate * (bench.seconds + 1)
+            figures.append((rate, took_s / sent * 1e6 if sent else 0))
+            wrong += errors(samples)
+    name = "send 128 B, 2 × (8 × 16), 2 workers against 1"
+    note = "generators and workers share two cores"
+    (one, one_cpu), (two, two_cpu) = (zip(*seen[count], strict=True) for count in (1, 2))
+    return [
+        Row(name, "msg/s", two, one, more=True, errors=wrong, note=note),
+        Row(name, CPU_SAID, two_cpu, one_cpu, errors=wrong, note=note),
+    ]
+
+
 def pulls(bench: Bench) -> list[Row]:
     targets = bench.pair()
     for target in targets:
@@ -387,9 +424,11 @@ GROUPS: dict[str, tuple[str, Callable[[Bench], list[Row]]]] = {
     "idle": ("Silent connections", idle),
     "sends": ("Sends, ASYNC_FLUSH", sends),
     "floor": ("Distance to a server that stores nothing", floor),
+    "pure": ("Without the compiled core", pure),
     "pulls": ("Pulls", pulls),
     "latency": ("Latency, ASYNC_FLUSH", latency),
     "sync": ("Synced sends", sync),
     "topics": ("Many topics and queues", topics),
     "delays": ("Delayed deliveries", delays),
+    "workers": ("Two workers", workers),
 }
