@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 
 import pytest
@@ -15,11 +16,19 @@ from peers.raw import call
 Ready = Callable[[Client], Client]
 
 CLIENTS = (JAVA, GO)
+DEADLINE_S = 60
 
 
-def _members(cluster: Cluster, group: str) -> list[str]:
-    _, _, _, found = call(cluster.broker_port, 38, {"consumerGroup": group})
-    return list(json.loads(found)["consumerIdList"])
+def _members(cluster: Cluster, group: str, count: int = 1) -> list[str]:
+    """Client ids; a client that has started has not always told the broker already."""
+    end = time.monotonic() + DEADLINE_S
+    while True:
+        code, _, _, found = call(cluster.broker_port, 38, {"consumerGroup": group})
+        members = list(json.loads(found)["consumerIdList"]) if code == 0 else []
+        if len(members) == count:
+            return members
+        assert time.monotonic() < end, members
+        time.sleep(0.1)
 
 
 def _check_subscription(printed: str, topic: str, expression: str) -> None:
@@ -79,7 +88,7 @@ def test_members_that_subscribe_differently_are_told_apart(
     with Consumer(java, cluster.namesrv, topic, group, expression="TagA"):
         (first,) = _members(cluster, group)
         with Consumer(java, cluster.namesrv, topic, group, expression="TagB"):
-            (second,) = set(_members(cluster, group)) - {first}
+            (second,) = set(_members(cluster, group, 2)) - {first}
             printed = tool("consumerStatus", "-g", group)
             for client_id in (first, second):
                 assert re.search(rf"^\d\s+{client_id}\s+V4_9_8", printed, re.MULTILINE), printed

@@ -36,7 +36,7 @@ public final class AdminTool extends MQAdminStartup {
             for (String line = in.readLine(); line != null; line = in.readLine()) {
                 OUT.println(answer(JSON.parseObject(line)).toJSONString());
             }
-        } catch (IOException | InterruptedException error) {
+        } catch (IOException | InterruptedException | RuntimeException | Error error) {
             error.printStackTrace(errors);
         }
         Runtime.getRuntime().halt(0); // whatever the commands left running
