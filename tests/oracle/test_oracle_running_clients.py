@@ -96,4 +96,5 @@ def test_members_that_subscribe_differently_are_told_apart(
                 printed = tool("consumerStatus", "-g", group, "-i", client_id)
                 _check_subscription(printed, topic, expression)
             printed = tool("consumerConnection", "-g", group)
-            assert re.search(rf"^{topic}\s+TagB$", printed.replace(" \n", "\n"), re.MULTILINE)
+            # Members make theirs new whenever their queues change, so either may be the newest.
+            assert len(re.findall(rf"^{topic}\s+Tag[AB]\s*$", printed, re.MULTILINE)) == 1, printed
