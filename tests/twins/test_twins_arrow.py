@@ -257,3 +257,23 @@ def test_garbage() -> None:
         data = garbage(chance)
         agree(data, check_crc=chance.random() < 0.3, base=chance.choice((-1, -1, -1, 77)))
         agree(chance.randbytes(chance.randrange(200)))
+
+
+@pytest.mark.parametrize("rows_max", [1, 255, 256, 257, 1_000, 8_192])
+def test_batches_of_many_sizes_out_of_one_builder(rows_max: int) -> None:
+    """Room for rows is made for many of them at once, by the size of the batch before."""
+    texts = ("", "TAGS\x01t", "KEYS\x01k\x02UNIQ_KEY\x01id", "own\x01value\x02TAGS\x01u")
+    data = b"".join(
+        make(bytes(n % 5), texts[n % 4], (n % 3, n, n), (n, n), 0, f"T{n % 2}")
+        for n in range(1_100)
+    )
+    for columns in (ALL, ("queue_id", "tags"), ("properties",), ("store_size", "broker")):
+        seen = agree(data, columns=columns, rows_max=rows_max, broker="b")
+        assert sum(part[0] for part in seen if isinstance(part[1], dict)) == 1_100
+    twins = [twin.ColumnBuilder(ALL) for twin in (arrow, arrow_pure)]
+    for size in (len(data), 0, len(data) // 7, len(data), 100):
+        found = []
+        for built in twins:
+            built.add(data, 0, size)
+            found.append(built.take())
+        assert found[0] == found[1]

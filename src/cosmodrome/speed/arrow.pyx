@@ -71,7 +71,11 @@ cdef int64_t FIRST_MS = arrow_pure.FIRST_MS
 cdef int64_t LAST_MS = arrow_pure.LAST_MS
 cdef int64_t MOST = arrow_pure.INT64_MAX
 cdef int64_t LEAST = arrow_pure.INT64_MIN
-cdef bytes HEX = b"0123456789ABCDEF"
+cdef bytes HEX = b"".join([b"%02X" % byte for byte in range(256)])
+
+cdef Py_ssize_t _WIDTHS[COLUMNS]  # of a number in bytes; 0 for texts and maps
+for _index, _kind in enumerate(arrow_pure.KINDS.values()):
+    _WIDTHS[_index] = {"i": 4, "q": 8}.get(_kind, 0)
 
 cdef struct Room:
     PyObject *owner  # bytes, ours alone
@@ -149,6 +153,17 @@ cdef inline int _put_int64(Room *to, int64_t value) except -1:
     return 0
 
 
+cdef inline void _set_int32(Room *to, int32_t value) noexcept:
+    """Where `_more_rows` has made room."""
+    memcpy(to.data + to.size, &value, 4)
+    to.size += 4
+
+
+cdef inline void _set_int64(Room *to, int64_t value) noexcept:
+    memcpy(to.data + to.size, &value, 8)
+    to.size += 8
+
+
 cdef void _drop(Room *room) noexcept:
     cdef PyObject *owner = room.owner
     room.owner, room.data, room.size, room.room = NULL, NULL, 0, 0
@@ -174,17 +189,23 @@ cdef bytes _hand_out(Room *room):
 
 
 cdef inline int _put_text(Column *to, const uint8_t *at, Py_ssize_t size) except -1:
-    _reserve(&to.data, size)
-    memcpy(to.data.data + to.data.size, at, size)
-    to.data.size += size
+    _put_bytes(&to.data, at, size)
     return _put_int32(&to.offsets, <int32_t>to.data.size)
+
+
+cdef inline int _put_bytes(Room *to, const uint8_t *at, Py_ssize_t size) except -1:
+    _reserve(to, size)
+    memcpy(to.data + to.size, at, size)
+    to.size += size
+    return 0
 
 
 cdef int _put_null(Column *to, Py_ssize_t row) except -1:
+    """Of a text; its offset is put by the caller."""
     _cover(&to.validity, row + 1)
     to.validity.data[row >> 3] &= <uint8_t>~(1 << (row & 7))
     to.nulls += 1
-    return _put_int32(&to.offsets, <int32_t>to.data.size)
+    return 0
 
 
 cdef int _cover(Room *validity, Py_ssize_t rows) except -1:
@@ -355,6 +376,8 @@ cdef class ColumnBuilder:
     cdef Pair *pairs
     cdef Py_ssize_t pair_count
     cdef Py_ssize_t filled
+    cdef Py_ssize_t roomy  # so many rows have room for their numbers and offsets
+    cdef Py_ssize_t rows_before  # of the last batch: a good guess for this one
     cdef Py_ssize_t rows_max
     cdef Py_ssize_t bytes_max
     cdef Py_ssize_t body_bytes_max
@@ -456,6 +479,7 @@ cdef class ColumnBuilder:
         self._clear_column(&self.map_values)
         self.rows = 0
         self.filled = 0
+        self.roomy = 0
 
     cdef void _clear_column(self, Column *column) noexcept:
         _drop(&column.data)
@@ -633,6 +657,9 @@ cdef class ColumnBuilder:
                 packed = plain
                 body = <const uint8_t *>PyBytes_AS_STRING(packed)
                 body_bytes = PyBytes_GET_SIZE(packed)
+        if self.rows >= self.roomy:
+            self._more_rows()
+        if self._has(BODY):
             self._text(BODY, body, body_bytes)
         self._keep_numbers(parts)
         self._keep_texts(parts)
@@ -641,33 +668,52 @@ cdef class ColumnBuilder:
         self.rows += 1
         return True
 
-    cdef inline int _text(self, int column, const uint8_t *at, Py_ssize_t size) except -1:
-        if self.rows == 0:
-            _put_int32(&self.columns[column].offsets, 0)
-        self.filled += size
-        return _put_text(&self.columns[column], at, size)
+    cdef int _more_rows(self) except -1:
+        """Room for numbers and offsets of more rows, so that these need not look for it each."""
+        cdef Py_ssize_t rows = 2 * self.roomy if self.roomy else self.rows_before
+        cdef Column *column
+        cdef int i
+        rows = max(self.rows + 1, min(max(rows, 256), self.rows_max))
+        for i in range(COLUMNS):
+            if not self._has(i) or i == BROKER:
+                continue  # the broker's name is put by `take`
+            column = &self.columns[i]
+            if _WIDTHS[i]:
+                _reserve(&column.data, rows * _WIDTHS[i] - column.data.size)
+            else:
+                _reserve(&column.offsets, 4 * (rows + 1) - column.offsets.size)
+                if column.offsets.size == 0:
+                    _set_int32(&column.offsets, 0)
+        self.roomy = rows
+        return 0
 
-    cdef int _keep_numbers(self, Parts *parts) except -1:
+    cdef inline int _text(self, int column, const uint8_t *at, Py_ssize_t size) except -1:
+        cdef Column *to = &self.columns[column]
+        self.filled += size
+        _put_bytes(&to.data, at, size)
+        _set_int32(&to.offsets, <int32_t>to.data.size)
+        return 0
+
+    cdef void _keep_numbers(self, Parts *parts) noexcept:
         cdef const uint8_t *start = parts.start
         if self._has(QUEUE_ID):
-            _put_int32(&self.columns[QUEUE_ID].data, _i32(start + 12))
+            _set_int32(&self.columns[QUEUE_ID].data, _i32(start + 12))
         if self._has(QUEUE_OFFSET):
-            _put_int64(&self.columns[QUEUE_OFFSET].data, _i64(start + 20))
+            _set_int64(&self.columns[QUEUE_OFFSET].data, _i64(start + 20))
         if self._has(BORN_TIME):
-            _put_int64(&self.columns[BORN_TIME].data, _micros(_i64(start + 40)))
+            _set_int64(&self.columns[BORN_TIME].data, _micros(_i64(start + 40)))
         if self._has(STORE_TIME):
-            _put_int64(&self.columns[STORE_TIME].data, _micros(_i64(parts.store_ms)))
+            _set_int64(&self.columns[STORE_TIME].data, _micros(_i64(parts.store_ms)))
         if self._has(FLAG):
-            _put_int32(&self.columns[FLAG].data, _i32(start + 16))
+            _set_int32(&self.columns[FLAG].data, _i32(start + 16))
         if self._has(SYS_FLAG):
-            _put_int32(&self.columns[SYS_FLAG].data, parts.sys_flag)
+            _set_int32(&self.columns[SYS_FLAG].data, parts.sys_flag)
         if self._has(RECONSUME_TIMES):
-            _put_int32(&self.columns[RECONSUME_TIMES].data, _i32(parts.middle))
+            _set_int32(&self.columns[RECONSUME_TIMES].data, _i32(parts.middle))
         if self._has(COMMIT_LOG_OFFSET):
-            _put_int64(&self.columns[COMMIT_LOG_OFFSET].data, _i64(start + 28))
+            _set_int64(&self.columns[COMMIT_LOG_OFFSET].data, _i64(start + 28))
         if self._has(STORE_SIZE):
-            _put_int32(&self.columns[STORE_SIZE].data, <int32_t>parts.size)
-        return 0
+            _set_int32(&self.columns[STORE_SIZE].data, <int32_t>parts.size)
 
     cdef int _keep_texts(self, Parts *parts) except -1:
         cdef Pair *pair
@@ -703,11 +749,12 @@ cdef class ColumnBuilder:
         return 0
 
     cdef int _maybe(self, int column, Pair *pair) except -1:
+        cdef Column *to = &self.columns[column]
         if pair != NULL:
             return self._text(column, pair.value, pair.value_bytes)
-        if self.rows == 0:
-            _put_int32(&self.columns[column].offsets, 0)
-        return _put_null(&self.columns[column], self.rows)
+        _put_null(to, self.rows)
+        _set_int32(&to.offsets, <int32_t>to.data.size)
+        return 0
 
     cdef int _place(self, int column, Parts *parts) except -1:
         """The offset message id: store host and log offset in hexadecimal."""
@@ -715,11 +762,10 @@ cdef class ColumnBuilder:
         cdef const char *digits = PyBytes_AS_STRING(HEX)
         cdef Py_ssize_t host_bytes = parts.middle - parts.store
         cdef Py_ssize_t i
-        cdef uint8_t byte
-        for i in range(host_bytes + 8):
-            byte = parts.store[i] if i < host_bytes else parts.start[28 + i - host_bytes]
-            text[2 * i] = digits[byte >> 4]
-            text[2 * i + 1] = digits[byte & 15]
+        for i in range(host_bytes):
+            memcpy(text + 2 * i, digits + 2 * parts.store[i], 2)
+        for i in range(8):
+            memcpy(text + 2 * (host_bytes + i), digits + 2 * parts.start[28 + i], 2)
         return self._text(column, text, 2 * (host_bytes + 8))
 
     cdef int _know_host(self, const uint8_t *host, Py_ssize_t size) except -1:
@@ -750,18 +796,18 @@ cdef class ColumnBuilder:
         cdef Py_ssize_t i
         cdef Pair *pair
         if self.rows == 0:
-            self._start_map()
+            self._start_pairs()
         for i in range(self.pair_count):
             pair = &self.pairs[i]
             _put_text(&self.map_names, pair.name, pair.name_bytes)
             _put_text(&self.map_values, pair.value, pair.value_bytes)
             self.filled += pair.name_bytes + pair.value_bytes
-        return _put_int32(
+        _set_int32(
             &self.columns[PROPERTIES].offsets, <int32_t>(self.map_names.offsets.size // 4 - 1)
         )
+        return 0
 
-    cdef int _start_map(self) except -1:
-        _put_int32(&self.columns[PROPERTIES].offsets, 0)
+    cdef int _start_pairs(self) except -1:
         _put_int32(&self.map_names.offsets, 0)
         _put_int32(&self.map_values.offsets, 0)
         return 0
@@ -777,6 +823,7 @@ cdef class ColumnBuilder:
         finally:
             self.marks = []
             self._clear()
+            self.rows_before = rows
             self.busy = False
 
     cdef tuple _buffers(self, str name):
@@ -784,7 +831,8 @@ cdef class ColumnBuilder:
         kind = arrow_pure.KINDS[name]
         if kind == "map":
             if self.rows == 0:
-                self._start_map()
+                _put_int32(&column.offsets, 0)
+                self._start_pairs()
             return (
                 _hand_out(&column.offsets),
                 _hand_out(&self.map_names.offsets), _hand_out(&self.map_names.data),
@@ -813,6 +861,7 @@ cdef class ColumnBuilder:
         for row in range(self.rows):
             if self.broker is None:
                 _put_null(column, row)
+                _put_int32(&column.offsets, 0)
             else:
                 _put_text(
                     column, <const uint8_t *>PyBytes_AS_STRING(self.broker),
