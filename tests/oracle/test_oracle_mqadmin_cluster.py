@@ -71,14 +71,16 @@ def test_broker_status_of_a_cluster(tool: AdminTool, cluster: Cluster) -> None:
     def shown(printed: str) -> dict[str, str]:
         return dict(re.findall(rf"^{cluster.broker}\s+(\w+)\s*: (.*)$", printed, re.MULTILINE))
 
-    # Upstream has no rates during its first seconds.
+    # Over ten seconds, a minute and ten minutes; upstream leaves out what it does not know yet.
     printed = tool.until(
-        lambda text: all(len(shown(text)[rate].split()) == 3 for rate in rates),
+        lambda text: all(shown(text)[rate].split(" ")[0] for rate in rates),
         *("brokerStatus", "-c", cluster.cluster_name),
     )
     figures = shown(printed)
+    assert all(len(figures[rate].split(" ")) == 3 for rate in rates)
+    assert all(float(figures[rate].split(" ")[0]) >= 0 for rate in rates)
     assert int(figures["bootTimestamp"]) > 1_600_000_000_000
-    assert int(figures["commitLogMaxOffset"]) >= int(figures["commitLogMinOffset"]) >= 0
+    assert int(figures["commitLogMaxOffset"]) >= int(figures["commitLogMinOffset"])
 
 
 def test_update_broker_config(tool: AdminTool, cluster: Cluster) -> None:
