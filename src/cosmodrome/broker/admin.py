@@ -126,6 +126,7 @@ class Admin:
         stats: Stats | None = None,
         put_times: PutTimes | None = None,
         address: Callable[[], str] = str,
+        each_second: Callable[[], None] = lambda: None,
     ) -> None:
         self._options = options
         self._log_path = log_path
@@ -140,6 +141,7 @@ class Admin:
         self._stats = stats or Stats()
         self._put_times = put_times or PutTimes()
         self._address = address
+        self._each_second = each_second  # what others want to do when samples are taken
         self._sample_count = 0
         self._samples: collections.deque[Sample] = collections.deque(maxlen=WINDOWS_SECONDS[-1] + 1)
         self._boot_ms = 0
@@ -350,6 +352,7 @@ class Admin:
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
             self.sample()
+            self._each_second()
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic=topic, broker_name=self._options.broker_name, queue_id=queue_id)

@@ -133,7 +133,6 @@ class Broker:
         waiters: Waiters[PullReply],
         announce: Announce,
         server: Server,
-        slow_sends: SlowSends,
         *,
         metrics: Callable[[Callable[[], tuple[bool, str]]], Source],
         takes_sends: bool,
@@ -147,7 +146,7 @@ class Broker:
             *(topics, groups, offsets, expressions, clients, admin),
             *(delays, timers, check_back),
         )
-        self._watches = (stats, pressure, filter_servers, slow_sends)
+        self._watches = (stats, pressure, filter_servers)
         self._metrics = metrics(self.ready)
         self._waiters = waiters
         self._announce = announce
@@ -289,6 +288,7 @@ def build_broker(
         stats=stats,
         put_times=put_times,
         address=lambda: place.address,
+        each_second=SlowSends(put_times, stats, lambda: options.slow_request_millis).look,
     )
     filter_servers = FilterServers(options)
     announce = Announce(options, topics, filter_servers=filter_servers.addresses)
@@ -322,7 +322,6 @@ def build_broker(
     return Broker(
         *(options, place, messages, topics, groups, offsets, expressions, clients, admin),
         *(delays, timers, stats, pressure, check_back, filter_servers, waiters, announce, server),
-        SlowSends(put_times, stats, lambda: options.slow_request_millis),
         metrics=_metrics(options, *counted, env, waiters, RequestMetrics(router, lambda: server)),
         takes_sends=takes_sends,
     )

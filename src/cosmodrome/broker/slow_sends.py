@@ -6,7 +6,6 @@ only in histograms and maxima; a look at them once a second tells how many were 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -14,8 +13,6 @@ from cosmodrome.broker.put_times import PutTimes
 from cosmodrome.broker.stats import Stats
 
 log = logging.getLogger(__name__)
-
-LOOK_SECONDS = 1.0
 
 
 class SlowSends:
@@ -25,20 +22,12 @@ class SlowSends:
         self._put_times = put_times
         self._stats = stats
         self._slow_ms = slow_ms
-        self._sends = self._limit_ms = 0
+        self._limit_ms = slow_ms()
+        self._sends = 0
         self._longest_pull_ms = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def start(self) -> None:
-        if self._timer is None:
-            self._wake_later()
-
-    async def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def look(self) -> None:
+        """To be called once a second or so."""
         limit_ms = self._slow_ms()
         if not limit_ms:
             return
@@ -56,10 +45,3 @@ class SlowSends:
             self._longest_pull_ms = longest_ms
             if longest_ms >= limit_ms:
                 log.warning("slow_pull took_ms=%d; the longest read since the start", longest_ms)
-
-    def _wake_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._on_time)
-
-    def _on_time(self) -> None:
-        self._wake_later()
-        self.look()

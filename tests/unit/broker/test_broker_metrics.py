@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from metrics_kit import Node, node
 
-from cosmodrome.broker import metric_table
+from cosmodrome.broker import admin, metric_table
 from cosmodrome.broker.announce import Announce
 from cosmodrome.broker.metrics import extra_labels
 from cosmodrome.broker.put_times import PutTimes
@@ -313,6 +313,17 @@ def test_slow_sends_of_the_fast_lane_are_logged(caplog: pytest.LogCaptureFixture
     times.add_ms(9000)
     watch.look()
     assert caplog.text == ""
+
+
+async def test_a_broker_looks_for_slow_sends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "SAMPLE_SECONDS", 0.02)
+    async with node(tmp_path) as running:
+        running.broker._metrics._traffic.put_times.add_ms(5000)
+        async with asyncio.timeout(20):
+            while "slow_sends count=1 longer_than_ms=1000" not in caplog.text:
+                await asyncio.sleep(0.02)
 
 
 async def test_slow_requests_are_counted_and_logged_with_their_peer(
