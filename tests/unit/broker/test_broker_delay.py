@@ -395,3 +395,13 @@ async def test_speed(tmp_path: Path, clock: SetClock) -> None:
     await kit.close()
     print(f"delayed messages delivered: {rate:,.0f}/s")
     assert rate > 5000
+
+
+async def test_what_waits_in_each_level(tmp_path: Path, clock: SetClock) -> None:
+    async with later(tmp_path, clock) as kit:
+        await kit.put(b"one", "DELAY\x012")
+        await kit.put(b"two", "DELAY\x012")
+        waiting = {level.level: (level.messages, level.due_ms) for level in kit.delays.waiting()}
+        assert waiting == {1: (0, None), 2: (2, START_MS + 5000), 3: (0, None)}
+        clock.ms += 5000
+        await kit.until(lambda: [level.messages for level in kit.delays.waiting()] == [0, 0, 0])

@@ -455,3 +455,12 @@ async def test_a_wrong_question_for_pending_messages_is_refused(
     kit = Later(tmp_path, clock)
     with pytest.raises(Refused):
         await listed(kit, **fields)
+
+
+async def test_when_the_next_one_is_due(tmp_path: Path, clock: SetClock) -> None:
+    async with later(tmp_path, clock) as kit:
+        assert (kit.timers.next_due_ms, kit.timers.scanned) == (None, 0)
+        await kit.put(b"x", f"TIMER_DELIVER_MS\x01{START_MS + 9000}")
+        await kit.put(b"y", f"TIMER_DELIVER_MS\x01{START_MS + 4000}")
+        await kit.until(lambda: kit.timers.scanned == 2)
+        assert kit.timers.next_due_ms == START_MS + 4000
