@@ -54,7 +54,7 @@ class Floor:
 
     def _drop(self, ready: core.Intake) -> None:
         while ready.left:
-            ready.encode(bytearray(), 0, ROOM, 0, self._next, {}, lambda _topic, _queue: 0)
+            ready.encode(bytearray(), 0, ROOM, 0, self._next, [], lambda _topic, _queue: 0)
 
 
 def make_server() -> Server:

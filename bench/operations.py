@@ -132,7 +132,7 @@ def _lane(data: bytes, requests: int) -> Iterator[Work]:
 
     def stage(ready: Any) -> None:
         log.clear()
-        ready.encode(log, 1 << 40, 1 << 30, NOW_MS, offsets, {}, lambda topic, queue: 0)
+        ready.encode(log, 1 << 40, 1 << 30, NOW_MS, offsets, [], lambda topic, queue: 0)
 
     def once() -> None:
         at, _ = intake.feed(view, 0, 1024, HOST, HOST, stage)

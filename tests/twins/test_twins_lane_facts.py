@@ -64,7 +64,7 @@ def test_facts_are_those_of_the_records(
             out = bytearray()
             room = max(room_bytes, ready.next_bytes)
             size, count, runs, keys = ready.encode(
-                out, log_offset, room, STORE_MS, offsets, {}, lambda topic, queue_id: 5
+                out, log_offset, room, STORE_MS, offsets, [], lambda topic, queue_id: 5
             )
             found = speed.gather(memoryview(out), log_offset, 0, len(out), True, 1000)
             assert (runs, keys, [], count) == found[:4]

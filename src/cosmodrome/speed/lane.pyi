@@ -72,7 +72,7 @@ class Intake:
         room: int,
         store_ms: int,
         next_offsets: dict[tuple[str, int], int],
-        before: dict[tuple[str, int], int | None],
+        before: list[tuple[tuple[str, int], int | None]],
         queue_end: Callable[[str, int], int],
     ) -> tuple[int, int, list[tuple[str, int, int, bytes]], bytes]: ...
     def tickets(self) -> tuple[list[tuple[int, int]], list[tuple[int, bool, Ticket]]]: ...

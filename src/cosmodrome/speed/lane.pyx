@@ -590,6 +590,8 @@ cdef class Plan:
     cdef int32_t queues
     cdef int32_t sys_flag  # bits that its messages get
     cdef list keys
+    cdef uint64_t fed  # the buffer that it was met in last
+    cdef Py_ssize_t number  # among the plans of that buffer
     cdef uint32_t prefix  # of the hashes of its keys
     # By queue id, while requests are encoded:
     cdef int64_t *next  # queue offsets
@@ -600,6 +602,7 @@ cdef class Plan:
         self.next = NULL
         self.entries = NULL
         self.mark = NULL
+        self.fed = 0
 
     def __dealloc__(self):
         PyMem_Free(self.next)
@@ -834,6 +837,7 @@ cdef class Intake:
     cdef int64_t body_bytes_max, record_bytes_max
     cdef Py_ssize_t encoded  # requests that are staged
     cdef uint64_t encoding  # the number of the last one
+    cdef uint64_t feeding  # the number of the last buffer
     cdef list portions  # (first request, request behind the last) per log file
     cdef bint busy
     cdef bytes born_host
@@ -889,6 +893,7 @@ cdef class Intake:
                 self._let_go()
             self.ask_count = self.item_count = self.scratch_size = self.encoded = 0
             self.saw_binary = False
+            self.feeding += 1
             self.plans.clear()
             self.portions.clear()
             self.born_host = born_host
@@ -996,15 +1001,14 @@ cdef class Intake:
         cdef Py_ssize_t index
         if topic.at == NULL or topic.escaped or topic.size == 0:
             return None
-        # Most buffers speak of one topic, or of the same few.
+        # Most buffers speak of one topic.
         index = len(self.plans)
-        while index:
-            index -= 1
-            plan = <Plan>self.plans[index]
+        if index:
+            plan = <Plan>self.plans[index - 1]
             if PyBytes_GET_SIZE(plan.name) == topic.size and memcmp(
                 PyBytes_AS_STRING(plan.name), topic.at, topic.size
             ) == 0:
-                number[0] = index
+                number[0] = index - 1
                 return plan
         if topic.size > 127:
             return None
@@ -1015,8 +1019,11 @@ cdef class Intake:
             if plan is None:
                 return None
             self.known[name] = plan
-        number[0] = len(self.plans)
-        self.plans.append(plan)
+        if plan.fed != self.feeding:
+            plan.fed = self.feeding
+            plan.number = index
+            self.plans.append(plan)
+        number[0] = plan.number
         return plan
 
     cdef bint _note(
@@ -1173,12 +1180,12 @@ cdef class Intake:
 
     def encode(
         self, bytearray out not None, int64_t log_offset, int64_t room, int64_t store_ms,
-        dict next_offsets not None, dict before not None, queue_end,
+        dict next_offsets not None, list before not None, queue_end,
     ):
         """Append the records of as many requests as fit into `room` bytes.
 
         They begin at `log_offset`. Queue offsets are taken from `next_offsets`, or from
-        `queue_end` for a queue that is not there; `before` keeps what was there before. Returns
+        `queue_end` for a queue that is not there; `before` gets what was there before. Returns
         bytes and messages, and the runs and keys that `speed.gather` would find in them.
         """
         cdef Py_ssize_t first = self.encoded
@@ -1203,8 +1210,7 @@ cdef class Intake:
                     old = queue_end(plan.topic, ask.queue_id)
                 plan.next[ask.queue_id] = old
                 plan.mark[ask.queue_id] = self.encoding
-                if key not in before:
-                    before[key] = old
+                before.append((key, old))
             ask.queue_offset = plan.next[ask.queue_id]
             plan.next[ask.queue_id] += ask.count
             size += ask.size

@@ -411,13 +411,13 @@ class Intake:
         room: int,
         store_ms: int,
         next_offsets: dict[QueueKey, int],
-        before: dict[QueueKey, int | None],
+        before: list[tuple[QueueKey, int | None]],
         queue_end: Callable[[str, int], int],
     ) -> tuple[int, int, list[Run], bytes]:
         """Append the records of as many requests as fit into `room` bytes.
 
         They begin at `log_offset`. Queue offsets are taken from `next_offsets`, or from
-        `queue_end` for a queue that is not there; `before` keeps what was there before. Returns
+        `queue_end` for a queue that is not there; `before` gets what was there before. Returns
         bytes, messages, and what dispatch needs of them: queue entries in runs, packed keys.
         """
         asks = self._fitting(room)
@@ -436,7 +436,7 @@ class Intake:
             self._portions.append((waiting, others, log_offset + size))
         runs: list[Run] = []
         for place, (offset, entries) in queues.items():
-            before.setdefault(place, offset)
+            before.append((place, offset))
             next_offsets[place] = offset + len(entries)
             runs.append((*place, offset, b"".join(entries)))
         return size, len(asks), runs, b"".join(keys)

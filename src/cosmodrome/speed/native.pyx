@@ -1421,7 +1421,7 @@ def spread(
             seen.append((queue, entries))
         else:
             for some in watched:
-                if key in some:
+                if some and key in some:
                     seen.append((queue, entries))
                     break
         size += more

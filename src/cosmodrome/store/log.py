@@ -63,7 +63,7 @@ class _Chunk:
     start: int
     end: int
     data: bytearray
-    before: dict[QueueKey, int | None]  # next queue offsets before this chunk
+    before: list[tuple[QueueKey, int | None]]  # queue offsets as they were, in the order of taking
     last_ms: int = 0  # store time of the last record
 
 
@@ -103,7 +103,7 @@ class Ready(Protocol):
         room: int,
         store_ms: int,
         next_offsets: dict[QueueKey, int],
-        before: dict[QueueKey, int | None],
+        before: list[tuple[QueueKey, int | None]],
         queue_end: Callable[[str, int], int],
     ) -> tuple[Any, ...]:
         """Append the records of as many requests as fit.
@@ -258,8 +258,7 @@ class Log:
             for key, old in reversed(taken):
                 self._restore(key, old)
             raise
-        for key, old in taken:
-            chunk.before.setdefault(key, old)
+        chunk.before += taken
         self.end = chunk.end = offset
         chunk.last_ms = store_ms
         self._staged_bytes += total
@@ -459,7 +458,7 @@ class Log:
         return chunk
 
     def _new_chunk(self, base: int, start: int) -> _Chunk:
-        return _Chunk(self._writer(base), base, start, start, bytearray(), {})
+        return _Chunk(self._writer(base), base, start, start, bytearray(), [])
 
     def _stage(self, chunk: _Chunk) -> None:
         if not self._staged or self._staged[-1] is not chunk:
@@ -506,7 +505,7 @@ class Log:
             self._write_in(self._pool.interval_seconds)
         else:
             for chunk in reversed(chunks):
-                for key, old in chunk.before.items():
+                for key, old in reversed(chunk.before):
                     self._restore(key, old)
             self.end = chunks[0].start
             while self.told and self.told[-1].start >= self.end:

@@ -59,7 +59,7 @@ class Staged:
 
     def stage(self, intake: lane_pure.Intake) -> None:
         end = len(self.data)
-        intake.encode(self.data, end, 1 << 20, 5, self.offsets, {}, lambda topic, queue_id: 0)
+        intake.encode(self.data, end, 1 << 20, 5, self.offsets, [], lambda topic, queue_id: 0)
 
     def feed(self, data: bytes) -> tuple[int, int]:
         return self.intake.feed(memoryview(data), 0, 99, BORN_HOST, STORE_HOST, self.stage)

@@ -48,7 +48,7 @@ class Requests:
         room: int,
         store_ms: int,
         next_offsets: dict[tuple[str, int], int],
-        before: dict[tuple[str, int], int | None],
+        before: list[tuple[tuple[str, int], int | None]],
         queue_end: Callable[[str, int], int],
     ) -> tuple[int, int]:
         size = count = 0
@@ -56,7 +56,7 @@ class Requests:
         while self.left and size + self.next_bytes <= room:
             old = next_offsets.get(key)
             old = queue_end(*key) if old is None else old
-            before.setdefault(key, old)
+            before.append((key, old))
             next_offsets[key] = old + 1
             size += speed.encode_record(
                 *(out, log_offset + size, old, store_ms, b"T", 0, 0, 0, 0, HOST, HOST, 0, 0),

@@ -39,13 +39,13 @@ class Telling:
         room: int,
         store_ms: int,
         next_offsets: dict[tuple[str, int], int],
-        before: dict[tuple[str, int], int | None],
+        before: list[tuple[tuple[str, int], int | None]],
         queue_end: Callable[[str, int], int],
     ) -> tuple[Any, ...]:
         key, size = ("T", 0), 0
         known = next_offsets.get(key)
         first = queue_end(*key) if known is None else known
-        before.setdefault(key, first)
+        before.append((key, first))
         entries, keys, count = b"", b"", 0
         while self.left and size + self.next_bytes <= room:
             at = log_offset + size
