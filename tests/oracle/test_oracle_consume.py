@@ -32,6 +32,10 @@ from peers.raw import committed_offset, max_offset
 
 Ready = Callable[[Client], Client]
 
+# A client books a message after its listener has returned, by another thread or routine; what is
+# not booked when it is closed is not committed. On a busy machine that may take its time.
+BOOKED_S = 2.0
+
 ORDERLY = [client for client in ALL if "orderly" in client.consume_modes]
 
 
@@ -94,13 +98,13 @@ def test_restarted_consumer_continues(
     send(client, cluster.namesrv, topic, f"p_{group}", "sync", before)
     with Consumer(client, cluster.namesrv, topic, group) as consumer:
         consumer.receive(len(before))
-        consumer.listen(0.5)
+        consumer.listen(BOOKED_S)
     _await_committed(cluster, group, topic)
     after = letters(12, label="after")
     acknowledged = send(client, cluster.namesrv, topic, f"p_{group}", "sync", after)
     with Consumer(client, cluster.namesrv, topic, group, properties=[USER_PROPERTY]) as consumer:
         consumer.receive(len(after))
-        received = consumer.listen(0.5)
+        received = consumer.listen(BOOKED_S)
     check_arrived(after, acknowledged, received)
     _await_committed(cluster, group, topic)
 
