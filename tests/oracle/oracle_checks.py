@@ -13,6 +13,9 @@ from peers.java import JavaCluster
 from peers.node import CosmoNode
 from peers.raw import clusters
 
+# A client books a message after its listener has returned, by another thread or routine; what is
+# not booked when it is closed is not committed. On a busy machine that may take its time.
+BOOKED_S = 2.0
 USER_PROPERTY = "colour"
 
 

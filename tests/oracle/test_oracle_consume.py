@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from oracle_checks import (
+    BOOKED_S,
     USER_PROPERTY,
     Cluster,
     body,
@@ -31,10 +32,6 @@ from peers.clients import (
 from peers.raw import committed_offset, max_offset
 
 Ready = Callable[[Client], Client]
-
-# A client books a message after its listener has returned, by another thread or routine; what is
-# not booked when it is closed is not committed. On a busy machine that may take its time.
-BOOKED_S = 2.0
 
 ORDERLY = [client for client in ALL if "orderly" in client.consume_modes]
 
@@ -152,7 +149,7 @@ def test_two_members_share_and_take_over(
             second.receive(20)
             first.receive(20)
             mine = {line["queue_id"] for line in first.listen(0.5)}
-            theirs = {line["queue_id"] for line in second.listen(0.5)}
+            theirs = {line["queue_id"] for line in second.listen(BOOKED_S)}
             assert mine == set(first.assigned)
             assert theirs == {0, 1, 2, 3} - mine
             if leaves == "kill9":

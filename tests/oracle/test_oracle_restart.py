@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from oracle_checks import Cluster, check_arrived, letters
+from oracle_checks import BOOKED_S, Cluster, check_arrived, letters
 from peers.clients import Client, Consumer, run, send
 from peers.raw import create_topic
 
@@ -23,7 +23,7 @@ def test_messages_and_progress_survive(
         if end == "stop":
             with Consumer(java, cluster.namesrv, "Kept", "g_kept") as consumer:
                 consumer.receive(len(before))
-                consumer.listen(0.5)
+                consumer.listen(BOOKED_S)
             cluster.server.stop()
         else:
             cluster.server.kill9()
