@@ -40,6 +40,8 @@ class World:
             self.sent.append(self.producer.send(message))
         self.consumer.start()
         self.consumer.subscribe(self.topic, handler=self._take)
+        # Its retry topic is made when the broker hears of it, and must not come during a test.
+        self.until(lambda found: found["members"], "consumerConnection", "-g", self.group)
         done = self("updateSubGroup", "-b", self.broker, "-g", self.idle)
         assert done.code == 0, done
         return self
