@@ -406,7 +406,7 @@ async def test_a_wait_that_is_over(tmp_path: Path, style: int) -> None:
     async def drive(side: Side) -> None:
         await side.feed(send(1))
         await side.feed(pull(2) + pull(3))
-        await side.feed(pull(4 + style, 1, flags=WAIT, suspendTimeoutMillis=20))
+        await side.feed(pull(4 + style, 1, flags=WAIT, suspendTimeoutMillis=400))
         assert side.connection.in_flight == 1
         await side.answered()
 
