@@ -2,10 +2,11 @@
 
 Both brokers hold the same messages (random bodies, so nothing compresses) in four queues. First
 each side scans once in sessions of its own. Then one session, local[2], scans both in turn:
-rounds are interleaved, the first one only warms up, medians are shown. The number to compare is
-CPU time of the Spark side per message: the driver, its JVM, and the Python processes below it,
-without the brokers. Then both are followed live at a steady rate, and the store directory is read
-without its broker. With --record the tables replace the part "Spark" of bench/RESULTS.md.
+rounds are interleaved, the first ones only warm up (the JVM compiles for both for a while),
+medians are shown. The number to compare is CPU time of the Spark side per message: the driver, its
+JVM, and the Python processes below it, without the brokers. Then both are followed live at a steady
+rate, and the store directory is read without its broker. With --record the tables replace the part
+"Spark" of bench/RESULTS.md.
 """
 
 from __future__ import annotations
@@ -196,12 +197,12 @@ def finish(child: subprocess.Popen[bytes], what: str) -> None:
 
 def scans(options: argparse.Namespace, held: Brokers, spark: SparkSide) -> Rows:
     rows: Rows = {}
-    for number in range(options.rounds + 1):
+    for number in range(1 - options.warm, options.rounds + 1):
         for case in options.only or SCANS:
             for side in options.sides:
                 found = spark.ask(case, side=side, address=held.addresses[side], topic=TOPIC)
-                _say("warm-up" if number == 0 else number, case, side, found)
-                if number:
+                _say("warm-up" if number < 1 else number, case, side, found)
+                if number >= 1:
                     rows.setdefault((case, side), []).append(found)
     for side in options.sides:
         counted = spark.ask("count", side=side, address=held.addresses[side], topic=TOPIC)
@@ -407,7 +408,8 @@ def record(options: argparse.Namespace, spark: str, text: str) -> None:
         f"Measured {stamp} at {commit}, {platform.machine()}, {os.cpu_count()} cores, load average"
         f" {os.getloadavg()[1]:.1f} at the end (5 minutes), Spark {spark}, local[2], Kafka"
         f" {KAFKA_VERSION} with Spark's\nown connector 4.2.0, {options.messages:,} messages of"
-        f" {options.size} random bytes in {QUEUES} queues, median of {options.rounds} rounds.\n"
+        f" {options.size} random bytes in {QUEUES} queues, median of {options.rounds} rounds\n"
+        f"after {options.warm} that warm up. "
         f"Command: `.venv/bin/python -m bench.spark {' '.join(sys.argv[1:])}`.\n\n"
     )
     notes = (
@@ -435,6 +437,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--size", type=int, default=SIZE, help="bytes of a body")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm", type=int, default=3, help="rounds before them, not counted")
     parser.add_argument("--only", action="append", choices=list(SCANS), help="just this scan")
     parser.add_argument("--parts", nargs="+", default=["fresh", "scan", "offline", "live"])
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
