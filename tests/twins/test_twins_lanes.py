@@ -498,7 +498,7 @@ async def test_a_sync_that_takes_too_long(tmp_path: Path) -> None:
             await release.wait()
             return work()
 
-        return dataclasses.replace(plain, offload=offload, errands=None)
+        return dataclasses.replace(plain, offload=offload, syncer=None)
 
     async def drive(side: Side) -> None:
         release.clear()

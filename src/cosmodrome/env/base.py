@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
@@ -104,10 +104,21 @@ class Offload(Protocol):
 Done = Callable[[BaseException | None], None]
 
 
-class Errands(Protocol):
-    def __call__(self, work: Callable[[], None], done: Done, /) -> None:
-        """Run blocking work off the loop, one after the other; `done` hears in the loop how it
-        ended. For what is done thousands of times a second: no future, no task."""
+class Syncer(Protocol):
+    """Syncs files off the loop: thousands of times a second, so without a future or a task.
+
+    It belongs to the loop in which it was made.
+    """
+
+    def begin(self, files: Sequence[SegmentFile], failed: Callable[[], None], done: Done) -> None:
+        """Sync `files` in order, up to the first that fails; `done` hears in the loop how it ended.
+
+        `failed` is called off the loop as soon as a sync failed, before `done`. One at a time:
+        the next may begin in `done`. Files closed meanwhile are synced all the same.
+        """
+
+    def close(self) -> None:
+        """Leave nothing behind. `done` of a sync under way is not called any more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,5 +127,5 @@ class Env:
     disk: Disk
     random: random.Random
     offload: Offload
-    errands: Errands | None = None  # None: whoever has some uses `offload`
+    syncer: Callable[[], Syncer] | None = None  # makes one; None: syncs use `offload`
     memory_bytes: int = MEMORY_BYTES_ASSUMED  # of the machine, or what this process may use of it

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import errno
+import logging
 import mmap
 import os
 import queue
@@ -14,13 +15,23 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable
-from typing import ClassVar, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ClassVar, Protocol, TypeVar
 
-from cosmodrome.env.base import MEMORY_BYTES_ASSUMED, DiskUsage, Done, Env, FileLock, SegmentFile
+from cosmodrome.env.base import (
+    MEMORY_BYTES_ASSUMED,
+    DiskUsage,
+    Done,
+    Env,
+    FileLock,
+    SegmentFile,
+    Syncer,
+)
 from cosmodrome.errors import DirectoryInUse
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 # Where a container's memory limit is found, new and old style.
 CGROUP_LIMITS = (
@@ -28,6 +39,8 @@ CGROUP_LIMITS = (
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",
 )
 OFFLOAD_THREADS = 4  # blocking disk work at once: a sync, a segment being made, a save, one spare
+
+sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
 
 class WallClock:
@@ -38,7 +51,7 @@ class WallClock:
 class MappedSegment:
     """`pwrite` for writing, a shared read-only map for reading: the page cache joins them."""
 
-    __slots__ = ("_fd", "_read_only", "_view", "path", "size")
+    __slots__ = ("_closed", "_fd", "_lent", "_read_only", "_view", "path", "size")
 
     def __init__(self, path: str, fd: int, size: int, *, read_only: bool = False) -> None:
         self.path = path
@@ -46,6 +59,8 @@ class MappedSegment:
         self._fd = fd
         self._read_only = read_only
         self._view: memoryview | None = None
+        self._lent = False
+        self._closed = False
 
     @property
     def view(self) -> memoryview:
@@ -79,12 +94,24 @@ class MappedSegment:
             return self.size if error.errno == errno.ENXIO else position
 
     def sync(self) -> None:
-        os.fdatasync(self._fd)
+        sync_data(self._fd)
+
+    def lend(self) -> int:
+        """The descriptor, which stays open until `give_back`, whoever closes the file."""
+        self._lent = True
+        return self._fd
+
+    def give_back(self) -> None:
+        self._lent = False
+        if self._closed:
+            self._close_fd()
 
     def close(self) -> None:
         # The map is dropped, not closed: slices handed out keep it alive on their own.
         self._view = None
-        self._close_fd()
+        self._closed = True
+        if not self._lent:
+            self._close_fd()
 
     def _close_fd(self) -> None:
         if self._fd >= 0:
@@ -230,38 +257,150 @@ class ThreadOffload:
         return asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
-_Errand = tuple[asyncio.AbstractEventLoop, Callable[[], None], Done]
+class SyncThread(Protocol):
+    """A thread that syncs files: `begin`, wait for the bell, `end`, and so on; `close` at last."""
+
+    @property
+    def bell(self) -> int:
+        """Readable when the sync under way has ended."""
+
+    def begin(self, descriptors: Sequence[int], failed: Callable[[], None]) -> None:
+        """Sync these in order, up to the first that fails; then call `failed` before the bell."""
+
+    def end(self) -> int | None:
+        """The error number, 0 when all is synced, or None while that is not known."""
+
+    def close(self) -> None:
+        """No thread and no descriptor are left. A sync under way goes on and takes them along."""
 
 
-class ThreadErrands:
-    """A thread of its own, from the first work until nobody can bring more."""
+_Given = tuple[Sequence[int], Callable[[], None]]
+
+
+class PythonSyncThread:
+    """The pure twin of `speed.syncer`: takes turns with the loop, as all threads of Python do."""
 
     def __init__(self) -> None:
-        self._errands: queue.SimpleQueue[_Errand | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self.bell, ring = os.pipe()
+        os.set_blocking(self.bell, False)
+        self._busy = False
+        self._given: queue.SimpleQueue[_Given | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+        # It does not know this object, so that it ends with it when nobody calls `close`.
+        self._thread = threading.Thread(
+            target=_sync_given,
+            args=(self._given, self._ended, self.bell, ring),
+            name="cosmo-sync",
+            daemon=True,
+        )
+        self._thread.start()
+        self._leave = weakref.finalize(self, self._given.put, None)
+        self._leave.atexit = False  # a daemon: nobody waits for it
 
-    def __call__(self, work: Callable[[], None], done: Done, /) -> None:
-        if self._thread is None:
-            # It knows the queue only, so that it does not keep this object alive.
-            self._thread = threading.Thread(
-                target=_run_errands, args=(self._errands,), name="cosmo-sync", daemon=True
-            )
-            self._thread.start()
-            weakref.finalize(self, self._errands.put, None)
-        self._errands.put((asyncio.get_running_loop(), work, done))
+    def begin(self, descriptors: Sequence[int], failed: Callable[[], None]) -> None:
+        if self._busy or not self._leave.alive:
+            raise RuntimeError("one sync at a time, and none after close")
+        self._busy = True
+        self._given.put((descriptors, failed))
 
-
-def _run_errands(errands: queue.SimpleQueue[_Errand | None]) -> None:
-    while (errand := errands.get()) is not None:
-        loop, work, done = errand
-        error: BaseException | None = None
+    def end(self) -> int | None:
+        if not self._leave.alive:
+            return None
         try:
-            work()
-        except BaseException as caught:
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens
-            loop.call_soon_threadsafe(done, error)
-        del errand, loop, work, done, error
+            os.read(self.bell, 1)
+        except BlockingIOError:
+            return None
+        self._busy = False
+        return self._ended.get()
+
+    def close(self) -> None:
+        self._leave()
+        if not self._busy:
+            self._thread.join()
+
+
+def _sync_given(
+    given: queue.SimpleQueue[_Given | None], ended: queue.SimpleQueue[int], bell: int, ring: int
+) -> None:
+    while (work := given.get()) is not None:
+        descriptors, failed = work
+        error_number = 0
+        try:
+            for descriptor in descriptors:
+                sync_data(descriptor)
+        except OSError as error:
+            error_number = error.errno or errno.EIO
+            try:
+                failed()
+            except Exception:
+                _log.exception("failed_sync_listener_failed")  # the loop must hear all the same
+        ended.put(error_number)
+        os.write(ring, b"!")
+        del work, failed
+    os.close(ring)
+    os.close(bell)
+
+
+class LoopSyncer:
+    """Lends the descriptors of files to a thread and hears in the loop what became of them."""
+
+    def __init__(self, thread: SyncThread) -> None:
+        self._thread = thread
+        self._lent: Sequence[MappedSegment] = ()
+        self._done: Done | None = None
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(thread.bell, self._hear)
+
+    def begin(self, files: Sequence[SegmentFile], failed: Callable[[], None], done: Done) -> None:
+        lent = [file for file in files if isinstance(file, MappedSegment)]
+        if len(lent) < len(files):
+            raise TypeError("files of another disk cannot be synced here")
+        self._thread.begin([file.lend() for file in lent], failed)
+        self._lent, self._done = lent, done
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._done = None
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._thread.bell)
+        self._thread.close()
+
+    def _hear(self) -> None:
+        error_number = self._thread.end()
+        if error_number is None:
+            return
+        for file in self._lent:
+            file.give_back()
+        done, self._done, self._lent = self._done, None, ()
+        if done is not None:
+            done(OSError(error_number, os.strerror(error_number)) if error_number else None)
+
+
+def new_syncer() -> Syncer:
+    return LoopSyncer(_new_sync_thread())
+
+
+def _new_sync_thread() -> SyncThread:
+    from cosmodrome.speed import FLAVOUR  # here, because clients sync nothing
+
+    # With one core, a thread that needs no turn only gets in the loop's way: measured, the one
+    # that waits for the GIL is faster there, and slower everywhere else.
+    if FLAVOUR == "native" and _cores() > 1:
+        with contextlib.suppress(ImportError):
+            from cosmodrome.speed.syncer import SyncThread as CompiledSyncThread
+
+            return CompiledSyncThread()
+    return PythonSyncThread()
+
+
+def _cores() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def real_env(seed: int | None = None) -> Env:
@@ -270,7 +409,7 @@ def real_env(seed: int | None = None) -> Env:
         disk=RealDisk(),
         random=random.Random(seed),
         offload=ThreadOffload(),
-        errands=ThreadErrands(),
+        syncer=new_syncer,
         memory_bytes=_memory_bytes(),
     )
 

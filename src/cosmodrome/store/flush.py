@@ -19,10 +19,10 @@ import itertools
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from cosmodrome.env.base import Done, Env, Errands, Offload, SegmentFile
+from cosmodrome.env.base import Done, Env, Offload, SegmentFile, Syncer
 from cosmodrome.errors import StoreUnwritable
 from cosmodrome.store.log import Log
 from cosmodrome.store.values import PutStatus
@@ -186,7 +186,8 @@ class Flush:
         self._deadlines: deque[tuple[float, _Waiter]] = deque()
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._interval_timer: asyncio.TimerHandle | None = None
-        self._errands = env.errands or _offloaded(env.offload)
+        self._new_syncer = env.syncer or functools.partial(_OffloadSyncer, env.offload)
+        self._syncer: Syncer | None = None
         self._syncing = False
         self._at_sync_end: list[asyncio.Future[None]] = []
         self.on_sync_failed: Callable[[], None] = lambda: None
@@ -197,6 +198,7 @@ class Flush:
         """Everything up to `end` was recovered and synced."""
         self.durable_end = self.synced_end = end
         self.synced_ms = last_ms
+        self._syncer = self._new_syncer()
         if not self._synced:
             self._wake_later()
 
@@ -209,6 +211,9 @@ class Flush:
         self._interval_seconds = 0
         while self._syncing:
             await self._sync_end()  # which may start another
+        if self._syncer is not None:
+            self._syncer.close()
+            self._syncer = None
         gone = StoreUnwritable("the store was stopped before the message was synced")
         self._fail_above(-1, gone)
         self._deadlines.clear()
@@ -327,16 +332,17 @@ class Flush:
 
     def _begin_sync(self) -> None:
         target = self._log.written_end
+        syncer = self._syncer
         if self._syncing or self.failure is not None or target == self.synced_end:
             return
+        if syncer is None:
+            return  # closed
         files = self._log.take_dirty()
         written_ms = self._log.written_ms
         self._sync_began = asyncio.get_running_loop().time()
         self._syncing = True
-        self._errands(
-            functools.partial(_sync_files, files, self.on_sync_failed),
-            functools.partial(self._on_synced, target, written_ms),
-        )
+        done = functools.partial(self._on_synced, target, written_ms)
+        syncer.begin(files, self.on_sync_failed, done)
 
     async def _sync_end(self) -> None:
         """Return when the sync under way has ended."""
@@ -409,25 +415,28 @@ class Flush:
         self._wake_later()
 
 
-def _offloaded(offload: Offload) -> Errands:
-    running: set[asyncio.Future[None]] = set()  # the loop keeps weak references only
+class _OffloadSyncer:
+    """For a world that brings no syncer of its own."""
 
-    def run(work: Callable[[], None], done: Done) -> None:
+    def __init__(self, offload: Offload) -> None:
+        self._offload = offload
+        self._running: asyncio.Future[None] | None = None  # the loop keeps weak references only
+
+    def begin(self, files: Sequence[SegmentFile], failed: Callable[[], None], done: Done) -> None:
+        def work() -> None:
+            try:
+                for file in files:
+                    file.sync()
+            except OSError:
+                failed()  # here, off the loop: the process may not live to hear of it
+                raise
+
         def ended(future: asyncio.Future[None]) -> None:
-            running.discard(future)
+            self._running = None
             done(asyncio.CancelledError() if future.cancelled() else future.exception())
 
-        future = asyncio.ensure_future(offload(work))
-        running.add(future)
-        future.add_done_callback(ended)
+        self._running = asyncio.ensure_future(self._offload(work))
+        self._running.add_done_callback(ended)
 
-    return run
-
-
-def _sync_files(files: list[SegmentFile], on_failed: Callable[[], None]) -> None:
-    try:
-        for file in files:
-            file.sync()
-    except OSError:
-        on_failed()  # here, off the loop: the process may not live to hear of it
-        raise
+    def close(self) -> None:
+        """Nothing is kept."""

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -99,52 +95,6 @@ def test_lock_between_processes(disk: RealDisk, tmp_path: Path) -> None:
 def test_usage_of_a_directory_that_does_not_exist_yet(disk: RealDisk, tmp_path: Path) -> None:
     usage = disk.usage(str(tmp_path / "not" / "yet"))
     assert 0.0 <= usage.ratio <= 1.0 and usage.free_bytes > 0
-
-
-async def test_errands_run_one_after_the_other_and_tell_how_they_ended() -> None:
-    errands = real_env().errands
-    assert errands is not None
-    order: list[str] = []
-    ended: list[BaseException | None] = []
-    done = asyncio.Event()
-
-    def work(name: str) -> None:
-        order.append(f"{name} begins in {threading.current_thread().name}")
-        time.sleep(0.01)
-        order.append(f"{name} ends")
-        if name == "b":
-            raise OSError("disk on fire")
-
-    def hear(error: BaseException | None) -> None:
-        assert threading.current_thread() is threading.main_thread()
-        ended.append(error)
-        if len(ended) == 3:
-            done.set()
-
-    for name in "abc":
-        errands(functools.partial(work, name), hear)
-    await asyncio.wait_for(done.wait(), 10)
-    assert [line.split()[:2] for line in order] == [
-        *(["a", "begins"], ["a", "ends"], ["b", "begins"], ["b", "ends"]),
-        *(["c", "begins"], ["c", "ends"]),
-    ]
-    assert {line.split()[-1] for line in order[::2]} == {"cosmo-sync"}
-    assert ended[0] is None and ended[2] is None
-    assert isinstance(ended[1], OSError)
-
-
-async def test_the_thread_of_errands_ends_with_them() -> None:
-    errands = real_env().errands
-    assert errands is not None
-    done = asyncio.Event()
-    before = set(threading.enumerate())
-    errands(lambda: None, lambda _: done.set())
-    (thread,) = set(threading.enumerate()) - before
-    await asyncio.wait_for(done.wait(), 10)
-    assert thread.is_alive()
-    del errands
-    await asyncio.to_thread(thread.join, 10)
-    assert not thread.is_alive()
 
 
 async def test_offload_runs_and_raises() -> None:
