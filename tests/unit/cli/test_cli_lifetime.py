@@ -1,0 +1,29 @@
+"""What a server process does beside serving."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SERVER = """
+import asyncio, gc
+from cosmodrome.cli import lifetime
+
+lifetime.MADE_SECONDS = 0.01
+
+async def serve(stop):
+    for _ in range(500):
+        if gc.get_freeze_count():
+            break
+        await asyncio.sleep(0.01)
+    print(gc.get_freeze_count() > 1000, len(gc.get_objects()) < 1000)
+
+lifetime.run_until_told(serve, lifetime.Logs("WARNING"))
+"""
+
+
+def test_the_collector_leaves_what_the_server_is_made_of() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SERVER], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "True True\n", done.stderr
