@@ -342,7 +342,7 @@ class Router:
                 " check the address the request was sent to."
             )
         if row.planned:
-            return f"{said} is not supported yet: {row.planned}"
+            return f"{said} is not served: {row.planned}"
         return f"{said} is not served on this port."
 
 

@@ -179,7 +179,7 @@ async def test_missing_and_bad_fields_are_named() -> None:
 async def test_what_is_not_served_says_why() -> None:
     cases = {
         99999: "Request code 99999 is not known to this broker.",
-        13: f"QUERY_BROKER_OFFSET (13) is not supported yet: {QueryBrokerOffset.planned}",
+        13: f"QUERY_BROKER_OFFSET (13) is not served: {QueryBrokerOffset.planned}",
         105: "GET_ROUTEINFO_BY_TOPIC (105) is served by the name server, this is a broker;",
         31: "GET_MIN_OFFSET (31) is not served on this port.",
     }
