@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import gc
@@ -89,13 +90,26 @@ def threads_and_descriptors() -> tuple[int, int]:
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
-def nothing_left(before: tuple[int, int]) -> bool:
-    """A thread that was let go needs a moment to be gone."""
+def soon(check: Callable[[], bool]) -> bool:
+    """A thread that has ended is seen for a moment longer."""
     for _ in range(500):
-        if threads_and_descriptors() == before:
+        if check():
             return True
         select.select([], [], [], 0.01)
     return False
+
+
+def nothing_left(before: tuple[int, int]) -> bool:
+    return soon(lambda: threads_and_descriptors() == before)
+
+
+def syncing() -> list[str]:
+    """The threads of both twins that are there."""
+    found = [thread.name for thread in threading.enumerate()]
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            found.append(Path(f"/proc/self/task/{task}/comm").read_text().strip())
+    return [name for name in found if name == "cosmo-sync"]
 
 
 # --- the thread --------------------------------------------------------------------------------
@@ -342,16 +356,11 @@ def test_stores_leave_nothing_behind(twin: Make, runner: asyncio.Runner, tmp_pat
             await store.start()
         for number in range(20):
             await asyncio.gather(*(put(store, draft(b"%d" % number)) for store in stores))
+        assert len(syncing()) == len(stores)
         found = [body for store in stores for body in bodies(store)]
         for store in stores:
             await store.stop()
         return found
-
-    def syncing() -> int:
-        return sum(
-            Path(f"/proc/self/task/{task}/comm").read_text() == "cosmo-sync\n"
-            for task in os.listdir("/proc/self/task")
-        ) + sum(thread.name == "cosmo-sync" for thread in threading.enumerate())
 
     threads_and_descriptors()  # or skip
     assert runner.run(main(0)) == [b"%d" % number for number in range(20)] * 3
@@ -359,7 +368,7 @@ def test_stores_leave_nothing_behind(twin: Make, runner: asyncio.Runner, tmp_pat
     descriptors = threads_and_descriptors()[1]
     assert runner.run(main(1)) == [b"%d" % number for number in range(20)] * 3
     gc.collect()
-    assert syncing() == 0
+    assert soon(lambda: syncing() == [])
     assert threads_and_descriptors()[1] <= descriptors
 
 
