@@ -254,6 +254,7 @@ def _broker(data: bytes, first: bytes = b"") -> Iterator[Work]:
                 clock=SimClock(runner.get_loop()),
                 random=random.Random(7),
                 offload=_at_once,
+                syncer=None,
             ),
         )
         wire = _Wire()
