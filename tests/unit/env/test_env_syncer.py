@@ -9,6 +9,7 @@ import errno
 import gc
 import importlib
 import logging
+import operator
 import os
 import select
 import sys
@@ -85,9 +86,10 @@ def outcome(thread: SyncThread) -> int:
 
 
 def threads_and_descriptors() -> tuple[int, int]:
+    """How many there are that sync, and of all; those of earlier tests may be ending."""
     if not os.path.isdir("/proc/self/task"):
         pytest.skip("this system does not tell its threads")
-    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+    return len(syncing()), len(os.listdir("/proc/self/fd"))
 
 
 def soon(check: Callable[[], bool]) -> bool:
@@ -100,7 +102,7 @@ def soon(check: Callable[[], bool]) -> bool:
 
 
 def nothing_left(before: tuple[int, int]) -> bool:
-    return soon(lambda: threads_and_descriptors() == before)
+    return soon(lambda: all(map(operator.le, threads_and_descriptors(), before)))
 
 
 def syncing() -> list[str]:
@@ -177,7 +179,7 @@ def test_nothing_is_left_behind(twin: Make, good: int, way: str) -> None:
         if "closed" in way:
             thread.close()
             if "under way" not in way:
-                assert threads_and_descriptors()[1] == before[1]
+                assert threads_and_descriptors()[1] <= before[1]
         del thread
     gc.collect()
     assert nothing_left(before)
