@@ -627,6 +627,7 @@ async def test_settings_and_load_that_change(tmp_path: Path) -> None:
         await side.feed(random_pull(random.Random(3), 5))
         force(options, "broker_permission", 6)
         produce._pressure._late_beats = 10
+        produce._pressure.late_ms = 7.0  # it is in the answer, and measured otherwise
         await send(6)
         produce._pressure._late_beats = 0
         force(options, "start_accept_send_request_time_stamp", NOW_MS + 1)
