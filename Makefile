@@ -40,7 +40,7 @@ oracle: $(VENV)/.dev ## unmodified Java, Go, C++ and Node clients against this n
 bench: $(VENV)/.dev ## a few minutes: sends and pulls, the Java broker beside them
 	$(BIN)/python -m bench.run $(ARGS)
 
-bench-java: $(VENV)/.dev ## every row and its bar beside the Java broker, about 19 minutes
+bench-java: $(VENV)/.dev ## every row and its bar beside the Java broker, about 21 minutes
 	$(BIN)/python -m bench.java $(ARGS)
 
 bench-gate: $(VENV)/.dev ## instructions per operation against bench/instructions.json

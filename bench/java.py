@@ -45,7 +45,7 @@ def chosen(text: str) -> list[str]:
 def options_of(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="This broker and the Java broker, side by side.",
-        epilog="A full run with the defaults takes about 19 minutes.",
+        epilog="A full run with the defaults takes about 21 minutes.",
     )
     parser.add_argument("--rows", type=chosen, default=list(GROUPS), help=",".join(GROUPS))
     parser.add_argument("--repetitions", type=int, default=3, help="interleaved (3)")
