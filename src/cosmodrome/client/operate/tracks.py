@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cosmodrome.client.operate.admin import Admin
 from cosmodrome.client.operate.fleet import NotThere
@@ -136,7 +136,11 @@ class Traced:
 
 
 async def traces(admin: Admin, msg_id: str, topic: str = TRACE_TOPIC) -> list[Traced]:
-    """What clients traced about a message, by unique id or key, in the order of time."""
+    """What clients traced about a message, by unique id or key, in the order of time.
+
+    A producer notes the time when it has its answer, and consumers may be faster: the send still
+    comes first.
+    """
     found: list[Traced] = []
     for message in await admin.messages.by_key(topic, msg_id, max_count=TRACE_COUNT_MAX):
         text = message.body.decode(errors="replace")
@@ -157,7 +161,23 @@ async def traces(admin: Admin, msg_id: str, topic: str = TRACE_TOPIC) -> list[Tr
                 ended = begun + (one.cost_ms or 0)
             one = dataclasses.replace(one, group=one.group or groups[one.request], time_ms=ended)
         whole.append(one)
-    return sorted(whole, key=lambda one: (one.time_ms is None, one.time_ms or 0, one.event))
+    return in_order(whole)
+
+
+def in_order(found: Sequence[Traced]) -> list[Traced]:
+    """By time, and what causes before what it causes; without a time last."""
+    first_ms: dict[str, int] = {}  # of anything about a message
+    for one in found:
+        if one.time_ms is not None:
+            first_ms[one.msg_id] = min(first_ms.get(one.msg_id, one.time_ms), one.time_ms)
+
+    def place(one: Traced) -> tuple[bool, int, int, int]:
+        at_ms = one.time_ms or 0
+        if one.event == "sent":
+            return one.time_ms is None, first_ms.get(one.msg_id, 0), 0, at_ms
+        return one.time_ms is None, at_ms, 2 if one.event == "consumed" else 1, at_ms
+
+    return sorted(found, key=place)
 
 
 def _read(fields: list[str | None], client: str) -> Iterator[Traced]:
