@@ -25,6 +25,11 @@ log = logging.getLogger("cosmo.config")
 O = TypeVar("O", bound=Options)  # noqa: E741
 
 ENVIRONMENT_PREFIX = "COSMO_"
+# For commands that talk to a cluster; whoever has set them may start a server all the same.
+ENVIRONMENT_OF_CLIENTS = frozenset(
+    f"{ENVIRONMENT_PREFIX}{name}"
+    for name in ("NAMESRV", "ACCESS_KEY", "SECRET_KEY", "SECURITY_TOKEN", "SPARK_MASTER")
+)
 # Below the store's config directory: what requests changed, so that a restart keeps it.
 OVERRIDES_NAME = "brokerOverrides.properties"
 # Compat: the two variables upstream's start scripts and programs read.
@@ -105,7 +110,7 @@ def environment_source(environ: Mapping[str, str], groups: Sequence[type[Options
         if environ.get(variable) and key in known.values():
             values[key] = environ[variable]
     for variable, text in environ.items():
-        if not variable.startswith(ENVIRONMENT_PREFIX):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in ENVIRONMENT_OF_CLIENTS:
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
         if name not in known:

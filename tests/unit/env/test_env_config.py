@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 
 import pytest
 
+import cosmodrome
 from cosmodrome.env.config import (
     Settings,
     Source,
@@ -93,6 +96,17 @@ def test_environment() -> None:
         environment_source({"COSMO_BROKR_NAME": "b"}, BROKER)
     named = environment_source({"ROCKETMQ_HOME": "h"}, (NameServerOptions,))
     assert named.values == {"rocketmqHome": "h"}
+
+
+def test_variables_of_the_command_line_are_no_settings() -> None:
+    source = Path(cosmodrome.__file__).parent
+    read = {
+        name
+        for path in source.rglob("*.py")
+        for name in re.findall(r'(?:envvar=|VARIABLES = \()"(COSMO_\w+)"', path.read_text())
+    }
+    assert "COSMO_NAMESRV" in read and "COSMO_SECRET_KEY" in read
+    assert environment_source(dict.fromkeys(read, "x"), BROKER).values == {}
 
 
 def test_flags() -> None:
