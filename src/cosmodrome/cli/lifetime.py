@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from cosmodrome import speed
 from cosmodrome.cli import log_format
 from cosmodrome.cli.running import loop_factory
-from cosmodrome.errors import ConfigError
+from cosmodrome.errors import ConfigError, StoreUnwritable
 
 log = logging.getLogger("cosmo")
 
@@ -57,7 +57,14 @@ class running:
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        await self._part.stop()
+        try:
+            await self._part.stop()
+        except OSError as error:
+            raise StoreUnwritable(
+                f"stopped, but not everything could be saved ({error}); no message is lost,"
+                " consumers may get some again: free disk space or mend the permissions before the"
+                " next start"
+            ) from None
 
 
 async def listen(work: Awaitable[int], flag: str) -> int:

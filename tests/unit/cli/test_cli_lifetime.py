@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
+
+import pytest
+
+from cosmodrome.cli.lifetime import running
+from cosmodrome.errors import StoreUnwritable
 
 SERVER = """
 import asyncio, gc
@@ -27,3 +33,15 @@ def test_the_collector_leaves_what_the_server_is_made_of() -> None:
         [sys.executable, "-c", SERVER], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "True True\n", done.stderr
+
+
+async def test_a_stop_that_cannot_save_says_what_that_means() -> None:
+    class Part:
+        async def start(self) -> None: ...
+
+        async def stop(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(StoreUnwritable, match=r"not everything.*No space left.*no message is lost"):
+        async with running(Part(), flag="--port"):
+            pass

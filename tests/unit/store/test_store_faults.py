@@ -19,6 +19,7 @@ from tests.unit.store.store_kit import (
 )
 
 from cosmodrome.errors import StoreBusy, StoreUnwritable
+from cosmodrome.store import log
 from cosmodrome.store.store import PutStatus, Store
 
 
@@ -54,6 +55,26 @@ async def test_a_full_disk_refuses_and_sends_resume(
     assert bodies(again) == [b"first", b"second"]
     assert bodies(again, queue_id=1) == [b"third"]
     await again.stop()
+
+
+async def test_a_full_disk_does_not_fill_the_log_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = Faults()
+    store = Store(small(tmp_path), faulty_env(faults))
+    await store.start()
+    faults.write = "commitlog"
+    for _ in range(50):
+        with pytest.raises(StoreUnwritable):
+            await put(store, draft(b"lost"))
+    said = [line for line in caplog.messages if line.startswith("log_write_failed")]
+    assert len(said) == 1 and "held_back=0" in said[0]
+    monkeypatch.setattr(log, "FAILURES_APART_SECONDS", 0)
+    with pytest.raises(StoreUnwritable):
+        await put(store, draft(b"lost"))
+    assert "held_back=49" in caplog.text
+    faults.write = None
+    await store.stop()
 
 
 async def test_stale_bytes_of_a_failed_write_never_come_back(tmp_path: Path) -> None:
