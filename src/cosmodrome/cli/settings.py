@@ -33,6 +33,7 @@ log = logging.getLogger("cosmo.config")
 BROKER_GROUPS: tuple[type[Options], ...] = (BrokerOptions, StoreOptions, SocketOptions)
 NAMESERVER_GROUPS: tuple[type[Options], ...] = (NameServerOptions, SocketOptions)
 FILTERSERVER_GROUPS: tuple[type[Options], ...] = (FilterServerOptions, SocketOptions)
+EVERY_GROUP = (*BROKER_GROUPS, *NAMESERVER_GROUPS, *FILTERSERVER_GROUPS)
 UP_DATA = "cosmo-data"
 # `cosmo up` runs two servers; these keys mean the broker's, the name server has its own flags.
 _BROKER_FIRST = frozenset({"listenPort", "bindAddress"})
@@ -169,7 +170,8 @@ def _resolve(
     weak = [Source("default", defaults)]
     if file is not None:
         weak.append(Source(file, _read(file)))
-    strong = [environment_source(environ, groups), flag_source(pairs), flags]
+    of_environment = environment_source(environ, groups, neighbours=EVERY_GROUP)
+    strong = [of_environment, flag_source(pairs), flags]
     settings = resolve(groups, [*weak, *strong], neighbours=neighbours)
     if StoreOptions not in groups:
         return settings

@@ -98,13 +98,18 @@ def resolve(
     return settings
 
 
-def environment_source(environ: Mapping[str, str], groups: Sequence[type[Options]]) -> Source:
-    """`COSMO_BROKER_NAME=x` sets brokerName; NAMESRV_ADDR and ROCKETMQ_HOME as upstream."""
-    known = {
-        _screaming(field.encode_name): field.encode_name
-        for group in groups
-        for field in msgspec.structs.fields(group)
-    }
+def environment_source(
+    environ: Mapping[str, str],
+    groups: Sequence[type[Options]],
+    *,
+    neighbours: Sequence[type[Options]] = (),
+) -> Source:
+    """`COSMO_BROKER_NAME=x` sets brokerName; NAMESRV_ADDR and ROCKETMQ_HOME as upstream.
+
+    What is meant for `neighbours`, other servers that are started from the same shell, is theirs.
+    """
+    known = {_screaming(key): key for key in _keys(groups)}
+    theirs = {_screaming(key) for key in _keys(neighbours)}
     values: dict[str, str] = {}
     for variable, key in ENVIRONMENT_UPSTREAM.items():
         if environ.get(variable) and key in known.values():
@@ -114,6 +119,8 @@ def environment_source(environ: Mapping[str, str], groups: Sequence[type[Options
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
         if name not in known:
+            if name in theirs:
+                continue
             raise ConfigError(
                 f"environment variable {variable} names no setting"
                 f"{nearest(name, known, ENVIRONMENT_PREFIX)}"

@@ -96,6 +96,10 @@ def test_environment() -> None:
         environment_source({"COSMO_BROKR_NAME": "b"}, BROKER)
     named = environment_source({"ROCKETMQ_HOME": "h"}, (NameServerOptions,))
     assert named.values == {"rocketmqHome": "h"}
+    beside = {"COSMO_BROKER_NAME": "b"}  # of another server that is started from this shell
+    with pytest.raises(ConfigError, match="names no setting"):
+        environment_source(beside, (NameServerOptions,))
+    assert environment_source(beside, (NameServerOptions,), neighbours=BROKER).values == {}
 
 
 def test_variables_of_the_command_line_are_no_settings() -> None:
