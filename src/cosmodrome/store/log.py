@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -41,6 +40,7 @@ from cosmodrome.layout import (
     SYS_TRANSACTION_MASK,
     TOPIC_BYTES_MAX,
 )
+from cosmodrome.store.failures import Failures
 from cosmodrome.store.recent import Recent
 from cosmodrome.store.segment import OpenFiles, Warming, create_lasting, segment_path
 from cosmodrome.store.values import Draft, Stored
@@ -49,7 +49,6 @@ STAGED_BYTES_MAX = 4 * 1024 * 1024
 RECORD_OVERHEAD_BYTES_MAX = 65_536  # topic, properties and fixed fields beside the body
 SPARE_WAIT_STEPS = 200  # the loop stands still meanwhile: longer would be felt by everybody
 SPARE_STEP_SECONDS = 0.001
-FAILURES_APART_SECONDS = 1.0  # in the log file, which may be on the same full disk
 
 QueueKey = tuple[str, int]
 
@@ -169,8 +168,7 @@ class Log:
         self._writers: dict[int, SegmentFile] = {}
         self._dirty: set[int] = set()
         self.told: deque[Told] = deque()  # in log order; dispatch takes them away
-        self._failures_unsaid = 0
-        self._failure_said_at = -math.inf
+        self._failures = Failures()
         self._stale: dict[int, int] = {}  # file -> end of what a failed write may have left
         self._spare: _Spare | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -498,7 +496,7 @@ class Log:
         return None
 
     def _take_back(self, chunks: list[_Chunk], error: OSError) -> StoreUnwritable:
-        self._say_failure(chunks[0], error)
+        self._failures.say(chunks[0].file.path, chunks[0].start, error)
         if self._pool is not None:
             # They were acknowledged: keep them, in front of all that comes, and try again.
             self._staged = chunks
@@ -516,17 +514,6 @@ class Log:
             f" {chunks[0].file.path}); free disk space or repair the disk, sends resume by"
             " themselves"
         )
-
-    def _say_failure(self, chunk: _Chunk, error: OSError) -> None:
-        now = asyncio.get_running_loop().time()
-        if now - self._failure_said_at < FAILURES_APART_SECONDS:
-            self._failures_unsaid += 1
-            return
-        _log.error(
-            "log_write_failed path=%s offset=%d held_back=%d error=%s",
-            *(chunk.file.path, chunk.start, self._failures_unsaid, error),
-        )
-        self._failures_unsaid, self._failure_said_at = 0, now
 
     def _writer(self, base: int) -> SegmentFile:
         file = self._writers.get(base)

@@ -19,7 +19,7 @@ from tests.unit.store.store_kit import (
 )
 
 from cosmodrome.errors import StoreBusy, StoreUnwritable
-from cosmodrome.store import log
+from cosmodrome.store import failures
 from cosmodrome.store.store import PutStatus, Store
 
 
@@ -69,7 +69,7 @@ async def test_a_full_disk_does_not_fill_the_log_file(
             await put(store, draft(b"lost"))
     said = [line for line in caplog.messages if line.startswith("log_write_failed")]
     assert len(said) == 1 and "held_back=0" in said[0]
-    monkeypatch.setattr(log, "FAILURES_APART_SECONDS", 0)
+    monkeypatch.setattr(failures, "APART_SECONDS", 0)
     with pytest.raises(StoreUnwritable):
         await put(store, draft(b"lost"))
     assert "held_back=49" in caplog.text
