@@ -230,6 +230,14 @@ class StoreOptions(Options, frozen=True, kw_only=True):
             " disk blocks; not when the disk is nearly full"
         ),
     ] = False
+    commit_log_zeros_ahead: Annotated[
+        int,
+        _said(
+            "with SYNC_FLUSH: bytes of zeros that are written behind the data from time to time, so"
+            " that a sync need not note new blocks in the file system's journal; everything is"
+            " written twice for it. 0 where that gains nothing: file systems that copy on write"
+        ),
+    ] = 1 * MIB
 
 
 class BrokerOptions(Options, frozen=True, kw_only=True):

@@ -141,6 +141,7 @@ class Log:
         *,
         pool: Pool | None = None,
         warming: Warming | None = None,
+        zeros_ahead_bytes: int = 0,
         fail_fast: bool = False,
     ) -> None:
         self.directory = directory
@@ -157,6 +158,8 @@ class Log:
         self._queue_end = queue_end
         self._pool = pool
         self._warming = warming
+        self._zeros_ahead_bytes = zeros_ahead_bytes
+        self._zeros_end = 0  # the log's blocks are written up to there, with zeros behind the data
         self._fail_fast = fail_fast
         self.trouble: str | None = None  # why messages are refused for now
         self._due: asyncio.Handle | None = None
@@ -482,6 +485,8 @@ class Log:
         if stale > data_end:
             data = data + bytes(stale - data_end)
         try:
+            if self._zeros_ahead_bytes and data_end > self._zeros_end:
+                self._put_zeros_ahead(chunk, data_end)
             chunk.file.write(data, chunk.start - chunk.base)
         except OSError as error:
             self._stale[chunk.base] = max(stale, data_end)
@@ -494,6 +499,17 @@ class Log:
             self.written_ms = chunk.last_ms
         self.recent.add(chunk.start, chunk.end, chunk.data)
         return None
+
+    def _put_zeros_ahead(self, chunk: _Chunk, data_end: int) -> None:
+        """Have the blocks behind the data written before data comes.
+
+        A block that was only allocated has to be noted as written in the file system's journal
+        when its data is synced; with zeros in it a sync carries the data and nothing else. All
+        of it happens here, on the loop, so that zeros can never overtake data.
+        """
+        end = min(data_end + self._zeros_ahead_bytes, chunk.base + self.segment_bytes)
+        chunk.file.write(bytes(end - data_end), data_end - chunk.base)
+        self._zeros_end = end
 
     def _take_back(self, chunks: list[_Chunk], error: OSError) -> StoreUnwritable:
         self._failures.say(chunks[0].file.path, chunks[0].start, error)

@@ -477,8 +477,16 @@ def _make_log(options: StoreOptions, env: Env, files: OpenFiles, queues: Queues)
         queues.next_offset,
         pool=_pool(options),
         warming=Warming(warm_below_percent) if options.warm_maped_file_enable else None,
+        zeros_ahead_bytes=_zeros_ahead_bytes(options),
         fail_fast=options.fast_fail_if_no_buffer_in_store_pool,
     )
+
+
+def _zeros_ahead_bytes(options: StoreOptions) -> int:
+    # Syncs now and then, and files that are full of zeros already, gain nothing by it.
+    if options.flush_disk_type != "SYNC_FLUSH" or options.warm_maped_file_enable:
+        return 0
+    return options.commit_log_zeros_ahead
 
 
 def _pool(options: StoreOptions) -> Pool | None:

@@ -220,7 +220,8 @@ async def test_a_slow_sync_is_answered_in_time(tmp_path: Path) -> None:
 async def test_one_sync_covers_many_sends(tmp_path: Path) -> None:
     faults = Faults()
     env = faulty_env(faults)
-    store = Store(small(tmp_path, mapped_file_size_commit_log=1 << 20), env)
+    options = small(tmp_path, mapped_file_size_commit_log=1 << 20, commit_log_zeros_ahead=0)
+    store = Store(options, env)
     await store.start()
     faults.log.clear()
     sends = [asyncio.ensure_future(put(store, draft(b"%d" % at))) for at in range(50)]
