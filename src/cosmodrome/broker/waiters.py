@@ -2,9 +2,10 @@
 
 A parked pull belongs to one queue and one connection and ends in exactly one of four ways:
 
-- woken, by an arrival that its filter wants or by its deadline: the pull runs once more and
-  its outcome is the answer. A filter that needs the records themselves looks at what arrived
-  first (`skip`); while nothing is wanted the pull stays parked behind it, deadline unchanged;
+- woken, by an arrival that its filter wants or by its deadline: the pull runs once more, in the
+  same turn of the loop, and its outcome is the answer. A filter that needs the records themselves
+  looks at what arrived first (`skip`); while nothing is wanted the pull stays parked behind it,
+  deadline unchanged;
 - refused, because the broker stops;
 - dropped, because its connection closed: its future is cancelled, so it is never answered;
 - cancelled from outside, which forgets it like a closed connection does.
@@ -235,10 +236,7 @@ class Waiters(Generic[R]):
                 waiter.end = arrival.max_offset
                 self._look_soon(waiter)
                 continue
-            # Out of the table now, so that the next arrival does not meet it again; run in the
-            # next turn, so that the store is not re-entered while it announces.
-            self._forget(waiter)
-            waiter.answer.get_loop().call_soon(self._wake, waiter)
+            self._wake(waiter)  # the store has everything in its place when it announces
 
     def _look_soon(self, waiter: _Waiter) -> None:
         if not waiter.looking:

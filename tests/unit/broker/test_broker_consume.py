@@ -414,8 +414,8 @@ async def test_a_woken_pull_is_checked_again(rig: Rig) -> None:
 
 async def test_a_woken_pull_is_not_parked_again(rig: Rig) -> None:
     held = rig.pull(sys_flag=HOLD)
-    rig.store.arrive("T", 0)
     rig.store.outcome = Batch(ReadStatus.OFFSET_OVERFLOW_ONE, 0, 0, 0)
+    rig.store.arrive("T", 0)
     assert (await soon(held)).code == Code.PULL_NOT_FOUND
     assert rig.waiters.held == 0
 
