@@ -44,17 +44,18 @@ class Floor:
         self._host = HOST.hex().upper().encode()
 
     def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
-        at, _ = self._intake.feed(view, at, connection.room, HOST, HOST, self._drop)
-        for _end, _wait, ticket in self._intake.tickets()[1]:
-            connection.put(ticket.replies(*self._replies, self._host))
+        intake = self._intake
+        at, _, _ = intake.gather(connection, view, at, connection.room, HOST, HOST)
+        while intake.left:
+            intake.encode(bytearray(), 0, ROOM, 0, self._next, [], lambda _topic, _queue: 0)
+        for _end, _wait, ticket in intake.tickets()[1]:
+            for _, _, replies in ticket.replies(*self._replies, self._host):
+                connection.put(replies)
+        intake.clear()
         return at
 
     def _plan(self, name: bytes) -> core.Plan:
         return core.Plan(name.decode(), QUEUES, 0)
-
-    def _drop(self, ready: core.Intake) -> None:
-        while ready.left:
-            ready.encode(bytearray(), 0, ROOM, 0, self._next, [], lambda _topic, _queue: 0)
 
 
 def make_server() -> Server:

@@ -130,17 +130,16 @@ def _lane(data: bytes, requests: int) -> Iterator[Work]:
     )
     view, log, offsets = memoryview(data), bytearray(), {}
 
-    def stage(ready: Any) -> None:
-        log.clear()
-        ready.encode(log, 1 << 40, 1 << 30, NOW_MS, offsets, [], lambda topic, queue: 0)
-
     def once() -> None:
-        at, _ = intake.feed(view, 0, 1024, HOST, HOST, stage)
-        assert at == len(data)
+        at, _, count = intake.gather(None, view, 0, 1024, HOST, HOST)
+        assert at == len(data) and count == requests
+        log.clear()
+        intake.encode(log, 1 << 40, 1 << 30, NOW_MS, offsets, [], lambda topic, queue: 0)
         for _, _, ticket in intake.tickets()[1]:
             assert len(ticket) == requests
             ticket.add_to({})
             ticket.replies(json_reply, binary_reply, b"0A010203000023F7")
+        intake.clear()
 
     yield _repeat(once)
 

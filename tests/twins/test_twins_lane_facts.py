@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -55,23 +54,19 @@ def test_facts_are_those_of_the_records(
     intake = lane_core.Intake(lambda name: lane_core.Plan(name.decode(), 4, 0), "c", 9000, 90_000)
     data, view = b"".join(sends), memoryview(b"".join(sends))
     offsets = {("T", 0): 17}
-    taken = 0
-
-    def stage(ready: Any) -> None:
-        nonlocal taken
-        log_offset = START
-        while ready.left:
-            out = bytearray()
-            room = max(room_bytes, ready.next_bytes)
-            size, count, runs, keys = ready.encode(
-                out, log_offset, room, STORE_MS, offsets, [], lambda topic, queue_id: 5
-            )
-            found = speed.gather(memoryview(out), log_offset, 0, len(out), True, 1000)
-            assert (runs, keys, [], count) == found[:4]
-            assert size == len(out) == found[5]
-            log_offset += size
-            taken += count
-
-    at, _ = intake.feed(view, 0, 1000, HOST, HOST, stage)
-    assert at == len(data) and taken >= len(sends)
+    at, why, requests = intake.gather(None, view, 0, 1000, HOST, HOST)
+    assert (at, why, requests) == (len(data), lane_core.NOTHING, len(sends))
+    taken, log_offset = 0, START
+    while intake.left:
+        out = bytearray()
+        room = max(room_bytes, intake.next_bytes)
+        size, count, runs, keys = intake.encode(
+            out, log_offset, room, STORE_MS, offsets, [], lambda topic, queue_id: 5
+        )
+        found = speed.gather(memoryview(out), log_offset, 0, len(out), True, 1000)
+        assert (runs, keys, [], count) == found[:4]
+        assert size == len(out) == found[5]
+        log_offset += size
+        taken += count
+    assert taken >= len(sends)
     assert all(type(offset) is int for offset in offsets.values())

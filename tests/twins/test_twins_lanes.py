@@ -575,7 +575,7 @@ async def test_what_cannot_be_staged_is_not_read_over_and_over(tmp_path: Path, c
         looked_at = before
 
     _, fast = await compare(tmp_path, drive, transient_store_pool_enable=cause == "pool")
-    assert count < looked_at <= 2 * count
+    assert looked_at == count
     # Once the store takes messages again, so does the lane.
     assert fast.dispatched == count + (10 if cause == "pool" else 0)
 

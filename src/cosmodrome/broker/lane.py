@@ -1,12 +1,12 @@
 """The fast lane: plain sends, pulls that find something, and commits of offsets.
 
 The server offers every read buffer here first. Compiled code (`speed.lane`) walks through its
-frames; this module tells it what is allowed and does what is left to do per buffer or per
-pull. It decides nothing by itself:
+frames; this module tells it what is allowed and does what is left to do per turn of the loop
+or per pull. It decides nothing by itself:
 
 - a send is taken when `Produce` says that only topic, queue and message matter, when its topic
   is a plain one, and when nothing in it is unusual; the plans of topics are forgotten whenever
-  the table of topics changes;
+  the table of topics changes; the sends of all connections in one turn are staged together;
 - pulls and commits of offsets are for `PullLane`;
 - everything else is left, untouched and in order, to the slow lane, which is also the one to
   say what is wrong with a request.
@@ -37,6 +37,8 @@ from cosmodrome.store.store import PutStatus, Store
 from cosmodrome.transport.connection import SocketConnection
 from cosmodrome.transport.router import Router
 from cosmodrome.wire.frame import Frame
+
+GATHERED_BYTES_MAX = 1024 * 1024  # of a turn of the loop, before they are staged
 
 _QUEUES_MAX = 65_536
 
@@ -73,10 +75,11 @@ class Lane:
         self._sends: dict[PutStatus, tuple[SendShape, core.Template, core.Template]] = {}
         self._pulls = PullLane(options, store, topics, groups, consume, offsets, router)
         self._sums: dict[str, list[int]] = {}  # requests, messages and bytes not told yet
-        self._stuck = False  # the store did not take all of the last sends
         self._line = store.line(self._settled)
-        self._last: SocketConnection | None = None  # whose sends were staged last
-        topics.changed.subscribe(lambda _: self._intake.known.clear())
+        self._host = b""  # of the store, for what is gathered; empty when no send is taken
+        self._due: asyncio.Handle | None = None  # stages what is gathered
+        self._last: SocketConnection | None = None  # whose sends were gathered last
+        topics.changed.subscribe(self._on_topics_changed)
         produce.counts_from(self._take_sums)
 
     def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
@@ -86,7 +89,10 @@ class Lane:
             if at >= len(view) or self._pulls.sniff(view, at):
                 return at
         while not connection.writing_paused:
-            at, what = self._take_sends(connection, view, at)
+            at, what = self._gather(connection, view, at)
+            if what == core.NOTHING:
+                break
+            self._stage(at_once=False)  # what follows comes behind the sends
             if what != core.PULL and what != core.COMMIT:
                 break
             start, at = at, self._pulls.feed(connection, view, at)
@@ -107,9 +113,8 @@ class Lane:
         multi = topic.topic_filter_type == MULTI_TAG
         return core.Plan(topic.topic_name, queues, SYS_MULTI_TAGS if multi else 0)
 
-    def _take_sends(
-        self, connection: SocketConnection, view: memoryview, at: int
-    ) -> tuple[int, int]:
+    def _gather(self, connection: SocketConnection, view: memoryview, at: int) -> tuple[int, int]:
+        """Note the sends at `at`; they are staged at the end of the turn, with everybody's."""
         intake = self._intake
         born_host = connection.note
         if not born_host:
@@ -117,43 +122,68 @@ class Lane:
                 born_host = connection.note = packed_host(*connection.peer)
             except ValueError:
                 return at, core.OTHER  # the peer is gone already
-        store_host = self._store_host() if self._produce.takes_plainly else b""
-        limit = connection.room
-        if self._stuck and limit:
-            # What the store leaves goes frame by frame through the slow lane: if each of them
-            # were looked at together with all that follow it, a buffer would cost its square.
-            limit = 1
-        start = at
-        at, what = intake.feed(view, at, limit, born_host, store_host, self._store.stage)
-        if at == start:
-            if intake.left:
-                self._stuck = True
+        if not intake.kept_bytes:
+            self._host = self._store_host() if self._produce.takes_plainly else b""
+        at, what, count = intake.gather(
+            connection, view, at, connection.room, born_host, self._host
+        )
+        if not count:
             return at, what
-        self._stuck = intake.left > 0
+        connection.accept(count)
         if intake.saw_binary:
             connection.heard_binary()
-        began = asyncio.get_running_loop().time()
-        codes, tickets = intake.tickets()
-        for code, count in codes:
-            self._router.count(code, count)
-        for end, wait, ticket in tickets:
-            connection.accept(len(ticket))
-            ticket.connection = connection
-            ticket.began = began
-            self._store.join(self._line, end, ticket, wait=wait)
         # A connection that comes twice in a row is the only busy one: when all that it sent is
-        # taken, nobody will add to what is staged in this turn of the loop.
-        alone = connection is self._last and what == core.NOTHING
+        # taken, nobody will add to it in this turn of the loop.
+        alone = connection is self._last
         self._last = connection
-        self._store.relieve(at_once=alone)
+        if what == core.NOTHING:
+            if alone or intake.kept_bytes > GATHERED_BYTES_MAX:
+                self._stage()
+            elif self._due is None:
+                self._due = asyncio.get_running_loop().call_soon(self._stage)
         return at, what
+
+    def _stage(self, *, at_once: bool = True) -> None:
+        """Have what was gathered put into the log, and what it does not take served slowly.
+
+        With `at_once` nobody else is expected to come in this turn of the loop.
+        """
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        intake = self._intake
+        if not intake.kept_bytes:
+            return
+        try:
+            self._store.stage(intake)
+        finally:
+            codes, tickets = intake.tickets()
+            left = intake.left_over() if intake.left else ()
+            intake.clear()
+            began = asyncio.get_running_loop().time()
+            for code, count in codes:
+                self._router.count(code, count)
+            for end, wait, ticket in tickets:
+                ticket.began = began
+                self._store.join(self._line, end, ticket, wait=wait)
+            self._store.relieve(at_once=at_once)
+            for connection, count, frames in left:
+                connection.hand_back(count, frames)
+
+    def _on_topics_changed(self, _: object) -> None:
+        self._intake.known.clear()
+        # What was gathered was let in by the old table.
+        left = self._intake.left_over()
+        self._intake.clear()
+        for connection, count, frames in left:
+            connection.hand_back(count, frames)
 
     def _settled(self, tickets: list[core.Ticket], outcome: PutStatus | StoreUnwritable) -> None:
         if isinstance(outcome, StoreUnwritable):
             for ticket in tickets:
-                for code, opaque, serialize, oneway in ticket.requests():
+                for connection, code, opaque, serialize, oneway in ticket.requests():
                     frame = Frame(code, opaque, FLAG_ONEWAY if oneway else 0, serialize=serialize)
-                    self._router.finish(frame, ticket.connection, self._produce.refusal(outcome))
+                    self._router.finish(frame, connection, self._produce.refusal(outcome))
             return
         json, binary = self._send_templates(outcome)
         host = _message_id_front(self._store_host())

@@ -26,12 +26,13 @@ class Plan:
     def __init__(self, topic: str, queues: int, sys_flag: int) -> None: ...
 
 class Ticket:
-    connection: Any
     began: float
     def __len__(self) -> int: ...
-    def requests(self) -> list[tuple[int, int, int, bool]]: ...
+    def requests(self) -> list[tuple[Any, int, int, int, bool]]: ...
     def add_to(self, sums: dict[str, list[int]]) -> None: ...
-    def replies(self, json: Template, binary: Template, host: bytes) -> bytes: ...
+    def replies(
+        self, json: Template, binary: Template, host: bytes
+    ) -> list[tuple[Any, int, bytes]]: ...
 
 def answer(
     tickets: list[Ticket],
@@ -45,6 +46,7 @@ def answer(
 class Intake:
     known: dict[bytes, Plan]
     saw_binary: bool
+    kept_bytes: int
     def __init__(
         self,
         find: Callable[[bytes], Plan | None],
@@ -52,15 +54,17 @@ class Intake:
         body_bytes_max: int,
         record_bytes_max: int,
     ) -> None: ...
-    def feed(
+    def gather(
         self,
+        connection: Any,
         view: memoryview,
         at: int,
         limit: int,
         born_host: bytes,
         store_host: bytes,
-        stage: Callable[[Intake], object],
-    ) -> tuple[int, int]: ...
+    ) -> tuple[int, int, int]: ...
+    def clear(self) -> None: ...
+    def left_over(self) -> list[tuple[Any, int, bytes]]: ...
     @property
     def left(self) -> int: ...
     @property

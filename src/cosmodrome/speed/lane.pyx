@@ -2,12 +2,13 @@
 # cython: initializedcheck=False
 """The inner loops of the fast lane: whole read buffers in, records and replies out.
 
-Theory of operation. `Intake.feed` reads the frames of a buffer from a position on. As long as
-they are sends that a `Plan` (what is known about a topic) allows without a second thought it
-notes them, without making a Python object per message; then it has them staged in the log, which
-calls back `encode` once per log file, and cuts them into `Ticket`s: those of one file that wait
-for the same promise. When that promise is kept, `Ticket.replies` writes all answers into one
-buffer, from `Template`s that were made by the ordinary encoder.
+Theory of operation. `Intake.gather` reads the frames of a buffer from a position on. As long as
+they are sends that a `Plan` (what is known about a topic) allows without a second thought it keeps
+a copy of them and notes them, without making a Python object per message. So the sends of many
+connections come together until whoever gathers has them staged in the log, which calls back
+`encode` once per log file. `tickets` cuts them into `Ticket`s: those of one file that wait
+for the same promise. When that promise is kept, `Ticket.replies` writes the answers into one
+buffer per connection, from `Template`s that were made by the ordinary encoder.
 
 This module has no pure twin, and no opinion: whatever is unusual in the least (an escape in a
 name, a property that means something, a field that is not there) ends the walk, and the frame goes
@@ -73,6 +74,7 @@ cdef enum:
     PAIRS_MAX = 24
     ITEMS_KEPT = 8192
     SCRATCH_BYTES_KEPT = 1048576
+    KEPT_BYTES_KEPT = 2097152
 
 # Why a walk ended: nothing (whole) is left, or the frame there is a pull, a commit of an offset,
 # or something for the slow lane. FULL: as many requests as were allowed.
@@ -590,8 +592,8 @@ cdef class Plan:
     cdef int32_t queues
     cdef int32_t sys_flag  # bits that its messages get
     cdef list keys
-    cdef uint64_t fed  # the buffer that it was met in last
-    cdef Py_ssize_t number  # among the plans of that buffer
+    cdef uint64_t fed  # the gathering that it was met in last
+    cdef Py_ssize_t number  # among the plans of that gathering
     cdef uint32_t prefix  # of the hashes of its keys
     # By queue id, while requests are encoded:
     cdef int64_t *next  # queue offsets
@@ -629,10 +631,11 @@ cdef class Plan:
 
 
 cdef struct Ask:
-    Py_ssize_t start  # of its frame in the buffer
+    Py_ssize_t start  # of its frame among all that are kept
+    Py_ssize_t party  # whose it is
     Py_ssize_t first  # of its messages among all
     Py_ssize_t count
-    Py_ssize_t plan  # number of its plan in this buffer
+    Py_ssize_t plan  # number of its plan among all
     int64_t size  # of its records
     int64_t born_ms
     int64_t queue_offset
@@ -666,7 +669,7 @@ cdef class Ticket:
     cdef Py_ssize_t count
     cdef Py_ssize_t messages
     cdef list plans
-    cdef public object connection
+    cdef list parties  # connections
     cdef public double began
 
     def __cinit__(self):
@@ -681,11 +684,12 @@ cdef class Ticket:
         return self.count
 
     def requests(self):
-        """Code, opaque, serialize and one-way of each."""
+        """Connection, code, opaque, serialize and one-way of each."""
         cdef Py_ssize_t number
         return [
             (
-                self.asks[number].code, self.asks[number].opaque, self.asks[number].serialize,
+                self.parties[self.asks[number].party], self.asks[number].code,
+                self.asks[number].opaque, self.asks[number].serialize,
                 bool(self.asks[number].oneway),
             )
             for number in range(self.count)
@@ -721,7 +725,26 @@ cdef class Ticket:
             size += self.asks[number].size
 
     def replies(self, Template json not None, Template binary not None, bytes host not None):
-        """All answers, one frame after the other; `host` is the front half of message ids."""
+        """Connection, number of requests and all their answers; `host` is the front of ids."""
+        cdef list out = []
+        cdef Py_ssize_t first = 0
+        cdef Py_ssize_t stop
+        if json.binary or not binary.binary or json.holes != 3 or binary.holes != 3:
+            raise ValueError("these are not the templates of a send")
+        while first < self.count:
+            stop = first + 1
+            while stop < self.count and self.asks[stop].party == self.asks[first].party:
+                stop += 1
+            out.append((
+                self.parties[self.asks[first].party], stop - first,
+                self._replies(first, stop, json, binary, host),
+            ))
+            first = stop
+        return out
+
+    cdef bytes _replies(
+        self, Py_ssize_t first, Py_ssize_t stop, Template json, Template binary, bytes host
+    ):
         cdef Py_ssize_t host_bytes = PyBytes_GET_SIZE(host)
         cdef Py_ssize_t id_bytes = host_bytes + 16
         cdef Py_ssize_t room, size, index, fixed_bytes
@@ -732,18 +755,16 @@ cdef class Ticket:
         cdef uint8_t *start
         cdef uint8_t *begin
         cdef uint8_t *to
-        if json.binary or not binary.binary or json.holes != 3 or binary.holes != 3:
-            raise ValueError("these are not the templates of a send")
         fixed_bytes = max(json.fixed_bytes, binary.fixed_bytes) + 8 + 3 * 20
         room = 0
-        for number in range(self.count):
+        for number in range(first, stop):
             if not self.asks[number].oneway:
                 room += fixed_bytes + self.asks[number].count * (id_bytes + 1)
         if room == 0:
             return b""
         out = PyBytes_FromStringAndSize(NULL, room)
         begin = start = <uint8_t *>PyBytes_AS_STRING(out)
-        for number in range(self.count):
+        for number in range(first, stop):
             ask = &self.asks[number]
             if ask.oneway:
                 continue
@@ -803,10 +824,11 @@ def answer(
     if requests:
         times[last_ms] = times.get(last_ms, 0) + requests
     for ticket in tickets:
-        try:
-            ticket.connection.answer_many(ticket.count, ticket.replies(json, binary, host))
-        except Exception as caught:
-            error = error or caught
+        for connection, count, replies in ticket.replies(json, binary, host):
+            try:
+                connection.answer_many(count, replies)
+            except Exception as caught:
+                error = error or caught
     return times, error
 
 
@@ -835,15 +857,20 @@ cdef class Intake:
     cdef object find
     cdef bytes cluster
     cdef int64_t body_bytes_max, record_bytes_max
+    cdef uint8_t *kept  # the frames of all sends that are noted
+    cdef Py_ssize_t kept_room
+    cdef list parties  # connections, by buffer
+    cdef list born_hosts  # of them
     cdef Py_ssize_t encoded  # requests that are staged
     cdef uint64_t encoding  # the number of the last one
-    cdef uint64_t feeding  # the number of the last buffer
+    cdef uint64_t gathering  # the number of this one
     cdef list portions  # (first request, request behind the last) per log file
     cdef bint busy
     cdef bytes born_host
     cdef bytes store_host
     cdef public dict known  # plans by the name of their topic
     cdef readonly bint saw_binary  # in the last buffer
+    cdef readonly Py_ssize_t kept_bytes
 
     def __cinit__(self):
         self.asks = NULL
@@ -851,6 +878,8 @@ cdef class Intake:
         self.scratch = NULL
         self.keys = NULL
         self.keys_room = 0
+        self.kept = NULL
+        self.kept_room = self.kept_bytes = 0
         self.ask_count = self.ask_room = self.item_count = self.item_room = 0
         self.scratch_size = self.scratch_room = 0
 
@@ -863,8 +892,12 @@ cdef class Intake:
         self.known = {}
         self.plans = []
         self.portions = []
+        self.parties = []
+        self.born_hosts = []
+        self.gathering = 1  # plans have met none
 
     def __dealloc__(self):
+        PyMem_Free(self.kept)
         PyMem_Free(self.asks)
         PyMem_Free(self.items)
         PyMem_Free(self.scratch)
@@ -872,42 +905,83 @@ cdef class Intake:
 
     # --- the walk ----------------------------------------------------------------------------
 
-    def feed(
-        self, view, Py_ssize_t at, Py_ssize_t limit, bytes born_host not None,
-        bytes store_host not None, stage,
+    def gather(
+        self, connection, view, Py_ssize_t at, Py_ssize_t limit, bytes born_host not None,
+        bytes store_host not None,
     ):
-        """Take sends from `at` on, at most `limit`, and have them staged by `stage(self)`.
+        """Note the sends from `at` on, at most `limit`, behind those that are noted already.
 
-        Returns where the first frame begins that was not taken and what it is, for instance OTHER
-        for the slow lane. `tickets` has what was staged. With an empty `store_host` no send is
-        taken.
+        Returns where the first frame begins that was not taken, what it is, for instance OTHER
+        for the slow lane, and how many sends were taken. With an empty `store_host` none is.
         """
         cdef Py_buffer buffer
+        cdef Py_ssize_t start = self.kept_bytes
+        cdef Py_ssize_t position = start
+        cdef Py_ssize_t asks_before = self.ask_count
+        cdef Py_ssize_t items_before = self.item_count
+        cdef Py_ssize_t scratch_before = self.scratch_size
         cdef Py_ssize_t why
-        if self.busy:
+        if self.busy or self.encoded:
             raise RuntimeError("the intake is in use")
+        if asks_before and store_host != self.store_host:
+            raise ValueError("sends that are gathered together have one store host")
         self.busy = True
         PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
         try:
-            if self.item_room > ITEMS_KEPT or self.scratch_room > SCRATCH_BYTES_KEPT:
-                self._let_go()
-            self.ask_count = self.item_count = self.scratch_size = self.encoded = 0
             self.saw_binary = False
-            self.feeding += 1
-            self.plans.clear()
-            self.portions.clear()
+            # The beginning of a long frame comes again with every further piece of it.
+            if _frame(<const uint8_t *>buffer.buf + at, buffer.len - at) == 0:
+                return at, NOTHING, 0
             self.born_host = born_host
             self.store_host = store_host
-            why = self._walk(<const uint8_t *>buffer.buf, &at, buffer.len, limit)
-            if self.ask_count:
-                stage(self)
-                if self.encoded < self.ask_count:
-                    at = self.asks[self.encoded].start
-                    why = OTHER
-            return at, why
+            self._keep(<const uint8_t *>buffer.buf + at, buffer.len - at)
+            why = self._walk(self.kept, &position, start + buffer.len - at, asks_before + limit)
+            if self.ask_count > asks_before:
+                self.parties.append(connection)
+                self.born_hosts.append(born_host)
+                self.kept_bytes = position
+            return at + position - start, why, self.ask_count - asks_before
+        except BaseException:
+            self.ask_count = asks_before
+            self.item_count = items_before
+            self.scratch_size = scratch_before
+            raise
         finally:
             PyBuffer_Release(&buffer)
             self.busy = False
+
+    def clear(self):
+        """Forget what was gathered; the next gathering begins."""
+        if (
+            self.item_room > ITEMS_KEPT or self.scratch_room > SCRATCH_BYTES_KEPT
+            or self.kept_room > KEPT_BYTES_KEPT
+        ):
+            self._let_go()
+        self.ask_count = self.item_count = self.scratch_size = self.encoded = 0
+        self.kept_bytes = 0
+        self.gathering += 1
+        self.plans.clear()
+        self.portions.clear()
+        self.parties.clear()
+        self.born_hosts.clear()
+
+    def left_over(self):
+        """Connection, number of requests and their frames, of what was not encoded."""
+        cdef list out = []
+        cdef Py_ssize_t first = self.encoded
+        cdef Py_ssize_t stop, start, end
+        while first < self.ask_count:
+            stop = first + 1
+            while stop < self.ask_count and self.asks[stop].party == self.asks[first].party:
+                stop += 1
+            start = self.asks[first].start
+            end = self.asks[stop].start if stop < self.ask_count else self.kept_bytes
+            out.append((
+                self.parties[self.asks[first].party], stop - first,
+                PyBytes_FromStringAndSize(<char *>self.kept + start, end - start),
+            ))
+            first = stop
+        return out
 
     cdef int _walk(self, const uint8_t *data, Py_ssize_t *position, Py_ssize_t end, Py_ssize_t limit) except -1:
         cdef Head head
@@ -979,6 +1053,7 @@ cdef class Intake:
             return False
         ask.sys_flag |= plan.sys_flag
         ask.start = start
+        ask.party = len(self.parties)
         ask.first = self.item_count
         ask.opaque = head.opaque
         ask.code = head.code
@@ -1001,7 +1076,7 @@ cdef class Intake:
         cdef Py_ssize_t index
         if topic.at == NULL or topic.escaped or topic.size == 0:
             return None
-        # Most buffers speak of one topic.
+        # Most producers speak of one topic.
         index = len(self.plans)
         if index:
             plan = <Plan>self.plans[index - 1]
@@ -1019,8 +1094,8 @@ cdef class Intake:
             if plan is None:
                 return None
             self.known[name] = plan
-        if plan.fed != self.feeding:
-            plan.fed = self.feeding
+        if plan.fed != self.gathering:
+            plan.fed = self.gathering
             plan.number = index
             self.plans.append(plan)
         number[0] = plan.number
@@ -1258,6 +1333,7 @@ cdef class Intake:
         for number in range(first, stop):
             ask = &self.asks[number]
             plan = <Plan>self.plans[ask.plan]
+            self.born_host = <bytes>self.born_hosts[ask.party]
             for index in range(ask.count):
                 item = &self.items[ask.first + index]
                 item.log_offset = log_offset
@@ -1356,6 +1432,7 @@ cdef class Intake:
         if ticket.asks == NULL or ticket.log_offsets == NULL:
             raise MemoryError
         ticket.plans = list(self.plans)
+        ticket.parties = list(self.parties)
         for number in range(first, stop):
             if self.asks[number].wait == wait:
                 ticket.asks[ticket.count] = self.asks[number]
@@ -1394,6 +1471,9 @@ cdef class Intake:
 
     cdef void _let_go(self) noexcept:
         """A huge batch must not keep its memory for ever; tickets have copies."""
+        PyMem_Free(self.kept)
+        self.kept = NULL
+        self.kept_room = 0
         PyMem_Free(self.items)
         PyMem_Free(self.scratch)
         PyMem_Free(self.keys)
@@ -1411,6 +1491,27 @@ cdef class Intake:
                 raise MemoryError
             self.keys = keys
             self.keys_room = 2 * size + 1024
+        return 0
+
+    cdef int _keep(self, const uint8_t *data, Py_ssize_t size) except -1:
+        """Copy frames behind those that are kept; `kept_bytes` stays until some are taken."""
+        cdef Py_ssize_t room, index
+        cdef uint8_t *kept
+        if self.kept_room - self.kept_bytes < size:
+            room = 2 * (self.kept_bytes + size)
+            kept = <uint8_t *>PyMem_Malloc(room)
+            if kept == NULL:
+                raise MemoryError
+            if self.kept != NULL:
+                memcpy(kept, self.kept, self.kept_bytes)
+            for index in range(self.item_count):
+                self.items[index].body = kept + (self.items[index].body - self.kept)
+                if self.items[index].own != NULL:
+                    self.items[index].own = kept + (self.items[index].own - self.kept)
+            PyMem_Free(self.kept)
+            self.kept = kept
+            self.kept_room = room
+        memcpy(self.kept + self.kept_bytes, data, size)
         return 0
 
     cdef int _reserve(self, Py_ssize_t more) except -1:

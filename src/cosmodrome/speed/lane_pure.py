@@ -1,8 +1,8 @@
 """The inner loops of the fast lane in plain Python: the twin of `lane.pyx`, with its names.
 
-The theory is told there: `Intake.feed` notes the sends of a buffer, has them staged by the log,
-which calls back `encode` once per log file, and `Ticket`s answer them. Whatever is unusual goes to
-the slow lane untouched. Here the art is to run few operations per message:
+The theory is told there: `Intake.gather` notes the sends of a buffer, those of many are staged in
+the log together, which calls back `encode` once per log file, and `Ticket`s answer them. Whatever
+is unusual goes to the slow lane untouched. Here the art is to run few operations per message:
 
 - a header that a producer repeats is recognised by the text around what varies (`lane_habits`);
   any other is decoded by one call, and what its constant fields mean (topic, queue, flags) is
@@ -18,6 +18,7 @@ changes that table clears.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,7 @@ from cosmodrome.speed.lane_messages import (
     split_batch,
 )
 from cosmodrome.speed.lane_records import Ask, Entries, QueueKey, Shape, make_records
-from cosmodrome.speed.lane_replies import Request, Sent, Ticket
+from cosmodrome.speed.lane_replies import Part, Request, Ticket
 from cosmodrome.speed.lane_replies import Template as Template
 from cosmodrome.speed.lane_replies import answer as answer
 from cosmodrome.speed.pure import Run
@@ -90,6 +91,17 @@ _SENDS = (CODE_SEND_V2, CODE_SEND_BATCH, CODE_SEND)
 _Habit = tuple[tuple[bytes, bytes, bytes, bytes], Shape, int, bool, bool, bytes, bytes, int]
 
 
+@dataclasses.dataclass(slots=True)
+class _Lot:
+    """The sends of one buffer."""
+
+    connection: Any
+    born_host: bytes
+    asks: list[Ask]
+    starts: list[int]  # of their frames
+    frames: bytes
+
+
 class Intake:
     """Reads sends out of buffers and writes them as records; see the module's theory."""
 
@@ -103,15 +115,18 @@ class Intake:
         """`find` gives the plan of a topic, or None for one that needs the slow lane."""
         self.known: dict[Any, Any] = {}  # plans by the name of their topic, shapes by fields
         self.saw_binary = False  # in the last buffer
+        self.kept_bytes = 0
         self._find = find
         self._properties = PropertyReader(cluster)
         self._body_bytes_max = body_bytes_max
         self._record_bytes_max = record_bytes_max
         self._asks: list[Ask] = []
         self._starts: list[int] = []  # of their frames in the buffer
-        self._encoded = 0  # messages that are staged
+        self._lots: list[_Lot] = []
+        self._lot = self._done = 0  # the lot that is encoded next, and how many messages of it were
+        self.left = 0  # messages that are not encoded yet
         # By log file: sends that wait to be safe and those that do not, and where they end.
-        self._portions: list[tuple[list[Sent], list[Sent], int]] = []
+        self._portions: list[tuple[list[Part], list[Part], int]] = []
         self._busy = False
         self._born_host = self._store_host = b""
         self._hosts_bytes = 0
@@ -122,39 +137,56 @@ class Intake:
 
     # --- the walk ----------------------------------------------------------------------------
 
-    def feed(
+    def gather(
         self,
+        connection: Any,
         view: memoryview,
         at: int,
         limit: int,
         born_host: bytes,
         store_host: bytes,
-        stage: Callable[[Intake], object],
-    ) -> tuple[int, int]:
-        """Take sends from `at` on, at most `limit`, and have them staged by `stage(self)`.
+    ) -> tuple[int, int, int]:
+        """Note the sends from `at` on, at most `limit`, behind those that are noted already.
 
-        Returns where the first frame begins that was not taken and what it is, for instance OTHER
-        for the slow lane. `tickets` has what was staged. With an empty `store_host` no send is
-        taken.
+        Returns where the first frame begins that was not taken, what it is, for instance OTHER
+        for the slow lane, and how many sends were taken. With an empty `store_host` none is.
         """
-        if self._busy:
+        if self._busy or self._lot or self._done:
             raise RuntimeError("the intake is in use")
+        if self._lots and store_host != self._store_host:
+            raise ValueError("sends that are gathered together have one store host")
         self._busy = True
         try:
-            self._asks, self._starts, self._portions = [], [], []
-            self._encoded = 0
+            self._asks, self._starts = [], []
             self.saw_binary = False
             self._born_host, self._store_host = born_host, store_host
             self._hosts_bytes = len(born_host) + len(store_host)
             self._settle_credit()
-            at, why = self._walk(view, at, limit)
-            if self._asks:
-                stage(self)
-                if self._encoded < len(self._asks):
-                    at, why = self._starts[self._encoded], OTHER
-            return at, why
+            end, why = self._walk(view, at, limit)
         finally:
             self._busy = False
+        asks = self._asks
+        if asks:
+            starts = [start - at for start in self._starts]
+            self._lots.append(_Lot(connection, born_host, asks, starts, bytes(view[at:end])))
+            self.left += len(asks)
+            self.kept_bytes += end - at
+        return end, why, len([1 for ask in asks if ask[2] is not None])
+
+    def clear(self) -> None:
+        """Forget what was gathered; the next gathering begins."""
+        self._lots, self._portions = [], []
+        self._lot = self._done = self.left = self.kept_bytes = 0
+
+    def left_over(self) -> list[tuple[Any, int, bytes]]:
+        """Connection, number of requests and their frames, of what was not encoded."""
+        out: list[tuple[Any, int, bytes]] = []
+        done = self._done
+        for lot in self._lots[self._lot :]:
+            count = len([1 for ask in lot.asks[done:] if ask[2] is not None])
+            out.append((lot.connection, count, lot.frames[lot.starts[done] :]))
+            done = 0
+        return out
 
     def _walk(self, view: memoryview, at: int, limit: int) -> tuple[int, int]:
         take, take_again = self._take, self._take_again
@@ -395,14 +427,9 @@ class Intake:
     # --- staging -----------------------------------------------------------------------------
 
     @property
-    def left(self) -> int:
-        """Messages that are not encoded yet."""
-        return len(self._asks) - self._encoded
-
-    @property
     def next_bytes(self) -> int:
         """How much room the records of the next request need, contiguous in one file."""
-        return self._asks[self._encoded][4] if self._encoded < len(self._asks) else 0
+        return self._lots[self._lot].asks[self._done][4] if self.left else 0
 
     def encode(
         self,
@@ -420,47 +447,62 @@ class Intake:
         `queue_end` for a queue that is not there; `before` gets what was there before. Returns
         bytes, messages, and what dispatch needs of them: queue entries in runs, packed keys.
         """
-        asks = self._fitting(room)
         queues: Entries = {}
-        for place in dict.fromkeys([ask[0][0] for ask in asks]):
-            old = next_offsets.get(place)
-            queues[place] = (queue_end(*place) if old is None else old, [])
         keys: list[bytes] = []
-        before_bytes = len(out)
-        hosts = (self._born_host, self._store_host)
-        pieces, waiting, others = make_records(asks, log_offset, store_ms, hosts, queues, keys)
-        out += b"".join(pieces)
-        size = len(out) - before_bytes
-        self._encoded += len(asks)
-        if asks:
+        waiting: list[Part] = []
+        others: list[Part] = []
+        size = messages = 0
+        while self._lot < len(self._lots):
+            lot = self._lots[self._lot]
+            asks = _fitting(lot.asks[self._done :] if self._done else lot.asks, room - size)
+            for place in dict.fromkeys([ask[0][0] for ask in asks]):
+                if place not in queues:
+                    old = next_offsets.get(place)
+                    queues[place] = (queue_end(*place) if old is None else old, [])
+            hosts = (lot.born_host, self._store_host)
+            pieces, waits, rest = make_records(
+                asks, log_offset + size, store_ms, hosts, queues, keys
+            )
+            records = b"".join(pieces)
+            out += records
+            size += len(records)
+            messages += len(asks)
+            if waits:
+                waiting.append((lot.connection, waits))
+            if rest:
+                others.append((lot.connection, rest))
+            self._done += len(asks)
+            if self._done < len(lot.asks):
+                break
+            self._lot, self._done = self._lot + 1, 0
+        self.left -= messages
+        if messages:
             self._portions.append((waiting, others, log_offset + size))
         runs: list[Run] = []
         for place, (offset, entries) in queues.items():
             before.append((place, offset))
             next_offsets[place] = offset + len(entries)
             runs.append((*place, offset, b"".join(entries)))
-        return size, len(asks), runs, b"".join(keys)
-
-    def _fitting(self, room: int) -> list[Ask]:
-        """The next messages whose records fit into so many bytes."""
-        asks = self._asks[self._encoded :] if self._encoded else self._asks
-        if sum([ask[4] for ask in asks]) <= room:
-            return asks
-        for number, ask in enumerate(asks):
-            room -= ask[4]
-            if room < 0:
-                return asks[:number]
-        return asks
+        return size, messages, runs, b"".join(keys)
 
     def tickets(self) -> tuple[list[tuple[int, int]], list[tuple[int, bool, Ticket]]]:
         """What was encoded: requests by code; and end in the log, wait and ticket of each part."""
         out: list[tuple[int, bool, Ticket]] = []
         codes: list[int] = []
         for waiting, others, end in self._portions:
-            if waiting:
-                out.append((end, True, Ticket(waiting)))
-                codes += [one[0][0] for one in waiting]
-            if others:
-                out.append((end, False, Ticket(others)))
-                codes += [one[0][0] for one in others]
+            for parts, wait in ((waiting, True), (others, False)):
+                if parts:
+                    out.append((end, wait, Ticket(parts)))
+                    codes += [one[0][0] for _, sent in parts for one in sent]
         return [(code, codes.count(code)) for code in set(codes)], out
+
+
+def _fitting(asks: list[Ask], room: int) -> list[Ask]:
+    """The first of these messages whose records fit into so many bytes."""
+    if sum([ask[4] for ask in asks]) <= room:
+        return asks
+    for number, ask in enumerate(asks):
+        room -= ask[4]
+        if room < 0:
+            return asks[:number]
+    return asks

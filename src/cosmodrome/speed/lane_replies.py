@@ -69,24 +69,25 @@ class Template:
 Request = tuple[int, int, int, bool]  # code, opaque, serialize, one-way
 # request, topic, bytes, queue id, queue offset, and the log offset, or those of a batch
 Sent = tuple[Request, str, int, int, int, int | list[int]]
+Part = tuple[Any, list[Sent]]  # of one connection
 
 
 class Ticket:
     """Sends that were staged together and wait for the same promise."""
 
-    __slots__ = ("_sent", "began", "connection")
+    __slots__ = ("_parts", "_sent", "began")
 
-    def __init__(self, sent: list[Sent]) -> None:
-        self._sent = sent
-        self.connection: Any = None
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = parts
+        self._sent = parts[0][1] if len(parts) == 1 else [one for _, part in parts for one in part]
         self.began = 0.0
 
     def __len__(self) -> int:
         return len(self._sent)
 
-    def requests(self) -> list[tuple[int, int, int, bool]]:
-        """Code, opaque, serialize and one-way of each."""
-        return [one[0] for one in self._sent]
+    def requests(self) -> list[tuple[Any, int, int, int, bool]]:
+        """Connection, code, opaque, serialize and one-way of each."""
+        return [(connection, *one[0]) for connection, sent in self._parts for one in sent]
 
     def add_to(self, sums: dict[str, list[int]]) -> None:
         """Add requests, messages and bytes of each topic."""
@@ -106,28 +107,37 @@ class Ticket:
             one[1] += 1 if isinstance(place, int) else len(place)
             one[2] += size
 
-    def replies(self, json: Template, binary: Template, host: bytes) -> bytes:
-        """All answers, one frame after the other; `host` is the front half of message ids."""
+    def replies(
+        self, json: Template, binary: Template, host: bytes
+    ) -> list[tuple[Any, int, bytes]]:
+        """Connection, number of requests and all their answers; `host` is the front of ids."""
         if json.binary or not binary.binary or json.holes != 3 or binary.holes != 3:
             raise ValueError("these are not the templates of a send")
-        one, many = json.one, json.many
-        out: list[bytes] = []
-        for request, _, _, queue_id, queue_offset, place in self._sent:
-            _, opaque, serialize, oneway = request
-            if oneway:
-                continue
-            if serialize:
-                ids = _ids(host, place)
-                out.append(binary.fill(opaque, 0, (ids, b"%d" % queue_id, b"%d" % queue_offset)))
-                continue
-            if place.__class__ is int:
-                header = one % (host, place, queue_id, queue_offset, opaque)
-            else:
-                header = many % (_ids(host, place), queue_id, queue_offset, opaque)
-            size = len(header)
-            out.append(_pack_prefix(4 + size, size))
-            out.append(header)
-        return b"".join(out)
+        return [
+            (connection, len(sent), _replies(sent, json, binary, host))
+            for connection, sent in self._parts
+        ]
+
+
+def _replies(sent: list[Sent], json: Template, binary: Template, host: bytes) -> bytes:
+    one, many = json.one, json.many
+    out: list[bytes] = []
+    for request, _, _, queue_id, queue_offset, place in sent:
+        _, opaque, serialize, oneway = request
+        if oneway:
+            continue
+        if serialize:
+            ids = _ids(host, place)
+            out.append(binary.fill(opaque, 0, (ids, b"%d" % queue_id, b"%d" % queue_offset)))
+            continue
+        if place.__class__ is int:
+            header = one % (host, place, queue_id, queue_offset, opaque)
+        else:
+            header = many % (_ids(host, place), queue_id, queue_offset, opaque)
+        size = len(header)
+        out.append(_pack_prefix(4 + size, size))
+        out.append(header)
+    return b"".join(out)
 
 
 def answer(
@@ -151,10 +161,11 @@ def answer(
         took_ms = int((now - ticket.began) * 1000)
         times[took_ms] = times.get(took_ms, 0) + len(ticket)
     for ticket in tickets:
-        try:
-            ticket.connection.answer_many(len(ticket), ticket.replies(json, binary, host))
-        except Exception as caught:
-            error = error or caught
+        for connection, count, replies in ticket.replies(json, binary, host):
+            try:
+                connection.answer_many(count, replies)
+            except Exception as caught:
+                error = error or caught
     return times, error
 
 

@@ -92,7 +92,8 @@ class Dispatch:
                 if not (self._log.told and self._take_told(end, arrived)):
                     self._step(end, arrived)
         finally:
-            self._log.recent.let_go(self.cursor)
+            if self._log.recent.size_bytes:
+                self._log.recent.let_go(self.cursor)
             # What was dispatched before a failure is readable, so it is announced.
             for queue, packed in arrived.items():
                 codes = TagsCodes(packed)

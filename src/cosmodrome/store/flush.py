@@ -72,22 +72,22 @@ class _Waiters:
     """Ordered by the log offset they wait for."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, _Waiter]] = []
+        self.heap: list[tuple[int, int, _Waiter]] = []
         self._order = itertools.count()
 
     def add(self, end: int, waiter: _Waiter) -> None:
-        heapq.heappush(self._heap, (end, next(self._order), waiter))
+        heapq.heappush(self.heap, (end, next(self._order), waiter))
 
     def reached(self, end: int) -> None:
-        while self._heap and self._heap[0][0] <= end:
-            waiter = heapq.heappop(self._heap)[2]
+        while self.heap and self.heap[0][0] <= end:
+            waiter = heapq.heappop(self.heap)[2]
             if not waiter.done():
                 waiter.set_result(PutStatus.OK)
 
     def fail_above(self, end: int, error: StoreUnwritable) -> None:
-        lost = [item for item in self._heap if item[0] > end]
-        self._heap = [item for item in self._heap if item[0] <= end]
-        heapq.heapify(self._heap)
+        lost = [item for item in self.heap if item[0] > end]
+        self.heap = [item for item in self.heap if item[0] <= end]
+        heapq.heapify(self.heap)
         for _, _, waiter in sorted(lost, key=lambda item: item[:2]):
             _fail(waiter, error)
 
@@ -313,7 +313,8 @@ class Flush:
 
     def _on_written(self) -> None:
         written_end = self._log.written_end
-        self._for_written.reached(written_end)
+        if self._for_written.heap:
+            self._for_written.reached(written_end)
         for line in self._lines:
             line.written(written_end)
         if self._synced:
@@ -378,7 +379,8 @@ class Flush:
         except Exception as error:
             _log.exception("dispatch_failed end=%d", end)
             self.fail(f"messages could not be put into their queues ({error}); see the log file")
-        self._for_durable.reached(end)
+        if self._for_durable.heap:
+            self._for_durable.reached(end)
         for line in self._lines:
             line.durable(end)
         while self._deadlines and self._deadlines[0][1].done():

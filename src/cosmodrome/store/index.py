@@ -348,7 +348,7 @@ class Index:
         self._bulk_count += (stop - at) // INDEX_KEY.size
         while at < stop:
             file = self._list[-1] if self._list else None
-            if file is None or file.full:
+            if file is None or file.count >= file.entries_max:
                 if file is not None:
                     file.end_table()
                 file = self._add_file()

@@ -66,6 +66,7 @@ class _Chunk:
     data: bytearray
     before: list[tuple[QueueKey, int | None]]  # queue offsets as they were, in the order of taking
     last_ms: int = 0  # store time of the last record
+    told: bool = True  # `Log.told` has all of its records
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -264,6 +265,7 @@ class Log:
                 self._restore(key, old)
             raise
         chunk.before += taken
+        chunk.told = False
         self.end = chunk.end = offset
         chunk.last_ms = store_ms
         self._staged_bytes += total
@@ -298,7 +300,9 @@ class Log:
             taken, count, *facts = ready.encode(
                 chunk.data, self.end, room, store_ms, self._next, chunk.before, self._queue_end
             )
-            if facts and taken:
+            if not facts:
+                chunk.told = False
+            elif taken:
                 self.told.append(Told(self.end, self.end + taken, store_ms, *facts))
             self.end = chunk.end = self.end + taken
             self._last_ms = chunk.last_ms = store_ms
@@ -456,6 +460,7 @@ class Log:
             # The next file first: if it cannot be made, nothing has changed.
             following = self._new_chunk(base + self.segment_bytes, base + self.segment_bytes)
             chunk.data += BLANK.pack(left, MAGIC_BLANK)
+            chunk.told = False
             self.end = chunk.end = base + self.segment_bytes
             self._stage(chunk)
             chunk = following
@@ -497,7 +502,8 @@ class Log:
         self.written_end = chunk.end
         if chunk.last_ms > self.written_ms:
             self.written_ms = chunk.last_ms
-        self.recent.add(chunk.start, chunk.end, chunk.data)
+        if not chunk.told:
+            self.recent.add(chunk.start, chunk.end, chunk.data)
         return None
 
     def _put_zeros_ahead(self, chunk: _Chunk, data_end: int) -> None:

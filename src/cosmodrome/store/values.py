@@ -43,6 +43,8 @@ class PutStatus(enum.Enum):
     OK = "OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"  # stored, but the sync is still running
 
+    __hash__ = object.__hash__  # Enum's own is a call in Python
+
 
 class ReadStatus(enum.Enum):
     """Why a read ended as it did, under upstream's names."""

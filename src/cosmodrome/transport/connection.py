@@ -246,6 +246,12 @@ class SocketConnection(asyncio.BufferedProtocol):
         """Requests were taken; `answer`, or `answer_many`, follows for each of them."""
         self._in_flight += count
 
+    def hand_back(self, count: int, frames: bytes) -> None:
+        """These requests, which were accepted, have to be served one by one after all."""
+        self._in_flight -= count
+        if not self.closed:
+            self._hear(memoryview(frames))
+
     def answer_many(self, count: int, data: bytes) -> None:
         """So many requests are done with; `data` is the frames that answer them."""
         if self._reading_paused or self._refusal:

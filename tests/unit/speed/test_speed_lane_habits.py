@@ -57,12 +57,12 @@ class Staged:
         self.looked_up += 1
         return lane_pure.Plan(name.decode(), 4, 0)
 
-    def stage(self, intake: lane_pure.Intake) -> None:
-        end = len(self.data)
-        intake.encode(self.data, end, 1 << 20, 5, self.offsets, [], lambda topic, queue_id: 0)
-
     def feed(self, data: bytes) -> tuple[int, int]:
-        return self.intake.feed(memoryview(data), 0, 99, BORN_HOST, STORE_HOST, self.stage)
+        self.intake.clear()
+        at, why, _ = self.intake.gather(None, memoryview(data), 0, 99, BORN_HOST, STORE_HOST)
+        end = len(self.data)
+        self.intake.encode(self.data, end, 1 << 20, 5, self.offsets, [], lambda topic, queue_id: 0)
+        return at, why
 
 
 def binary(
