@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import itertools
 import json
 import os
 import random
@@ -100,14 +101,14 @@ def sends(count: int, **shape: Any) -> bytes:
     return b"".join(send(1_000_000_000 + number, **shape) for number in range(count))
 
 
-def pull(offset: int = 0) -> bytes:
+def pull(offset: int = 0, *, hold: bool = False) -> bytes:
     ext = {
         "consumerGroup": "consumers",
         "topic": "Plain",
         "queueId": "0",
         "queueOffset": str(offset),
         "maxMsgNums": "32",
-        "sysFlag": "4",
+        "sysFlag": "6" if hold else "4",
         "commitOffset": "0",
         "suspendTimeoutMillis": "1000",
         "subscription": "*",
@@ -229,8 +230,10 @@ async def _at_once(work: Callable[[], Any]) -> Any:
     return work()
 
 
-def _broker(data: bytes, first: bytes = b"") -> Iterator[Work]:
+def _broker(data: bytes, first: bytes = b"", *, held: bool = False) -> Iterator[Work]:
     """`data` arrives in one read every 0.1 ms of a time that passes only between the reads.
+
+    With `held` a consumer waits for it, pulling anew each time.
 
     The flush is asynchronous, everything else as it is set. Timers of a real clock would come more
     often the slower the counter is.
@@ -256,28 +259,38 @@ def _broker(data: bytes, first: bytes = b"") -> Iterator[Work]:
                 syncer=None,
             ),
         )
-        wire = _Wire()
+        wire, waiting_wire = _Wire(), _Wire()
 
-        async def begin() -> Any:
+        async def begin() -> tuple[Any, Any]:
             await broker.start()
             topics = broker._state[0]
             for name in ("Plain", *(f"Plain{number}" for number in range(TOPICS))):
                 topics.put(TopicConfig(topic_name=name, read_queue_nums=4, write_queue_nums=4))
             connection = broker._server._connection()
             connection.connection_made(wire)
-            return connection
+            waiting = broker._server._connection()
+            waiting.connection_made(waiting_wire)
+            return connection, waiting
 
-        connection = runner.run(begin())
+        connection, waiting = runner.run(begin())
         stack.callback(lambda: runner.run(broker.stop()))
         stack.callback(connection.connection_lost, None)
+        stack.callback(waiting.connection_lost, None)
+        offsets = itertools.count()
+
+        def read(connection: Any, data: bytes) -> None:
+            connection.get_buffer(-1)[: len(data)] = data
+            connection.buffer_updated(len(data))
 
         async def feed(data: bytes, times: int) -> None:
             for _ in range(times):
-                before = wire.written_bytes
-                connection.get_buffer(-1)[: len(data)] = data
-                connection.buffer_updated(len(data))
+                before, heard = wire.written_bytes, waiting_wire.written_bytes
+                if held:
+                    read(waiting, pull(next(offsets), hold=True))
+                read(connection, data)
                 await asyncio.sleep(PAUSE_S)
                 assert wire.written_bytes > before, "the broker did not answer"
+                assert not held or waiting_wire.written_bytes > heard, "nobody was woken"
 
         if first:
             runner.run(feed(first, 40))
@@ -303,6 +316,7 @@ OPERATIONS: dict[str, Callable[[], Iterator[Work]]] = {
     "broker: one send of 128 B": lambda: _broker(sends(1)),
     "broker: 16 sends of 128 B": lambda: _broker(sends(16)),
     "broker: 16 sends of 128 B to 16 topics": lambda: _broker(sends(16, topics=TOPICS)),
+    "broker: one send of 128 B, for which a pull waits": lambda: _broker(sends(1), held=True),
     "broker: a pull of 32 × 128 B": lambda: _broker(pull(), first=sends(16)),
 }
 build = {name: contextlib.contextmanager(make) for name, make in OPERATIONS.items()}
