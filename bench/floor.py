@@ -40,19 +40,22 @@ class Floor:
             trace_on=True,
         )
         self._replies = templates(reply, HOLES[:3])
-        self._next: dict[tuple[str, int], int] = {}
+        self._places: dict[tuple[str, int], list[int]] = {}
         self._host = HOST.hex().upper().encode()
 
     def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
         intake = self._intake
         at, _, _ = intake.gather(connection, view, at, connection.room, HOST, HOST)
         while intake.left:
-            intake.encode(bytearray(), 0, ROOM, 0, self._next, [], lambda _topic, _queue: 0)
+            intake.encode(bytearray(), 0, ROOM, 0, self._place, [])
         for _end, _wait, ticket in intake.tickets()[1]:
             for _, _, replies in ticket.replies(*self._replies, self._host):
                 connection.put(replies)
         intake.clear()
         return at
+
+    def _place(self, topic: str, queue_id: int) -> list[int]:
+        return self._places.setdefault((topic, queue_id), [0])
 
     def _plan(self, name: bytes) -> core.Plan:
         return core.Plan(name.decode(), QUEUES, 0)

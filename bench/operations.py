@@ -129,16 +129,20 @@ def _lane(data: bytes, requests: int) -> Iterator[Work]:
     binary_reply = lanes.Template(
         [bytes(21) + bytes(4), b"queueId", b"queueOffset", b""], True, 21, 0
     )
-    view, log, offsets = memoryview(data), bytearray(), {}
+    view, log = memoryview(data), bytearray()
+    places: dict[tuple[str, int], list[int]] = {}
+
+    def place(*queue: Any) -> list[int]:
+        return places.setdefault(queue, [0])
 
     def once() -> None:
         at, _, count = intake.gather(None, view, 0, 1024, HOST, HOST)
         assert at == len(data) and count == requests
         log.clear()
-        intake.encode(log, 1 << 40, 1 << 30, NOW_MS, offsets, [], lambda topic, queue: 0)
+        intake.encode(log, 1 << 40, 1 << 30, NOW_MS, place, [])
         for _, _, ticket in intake.tickets()[1]:
             assert len(ticket) == requests
-            ticket.add_to({})
+            ticket.count_in([])
             ticket.replies(json_reply, binary_reply, b"0A010203000023F7")
         intake.clear()
 

@@ -74,13 +74,13 @@ class Lane:
         )
         self._sends: dict[PutStatus, tuple[SendShape, core.Template, core.Template]] = {}
         self._pulls = PullLane(options, store, topics, groups, consume, offsets, router)
-        self._sums: dict[str, list[int]] = {}  # requests, messages and bytes not told yet
+        self._counted: list[core.Plan] = []  # whose sums are not told yet
         self._line = store.line(self._settled)
         self._host = b""  # of the store, for what is gathered; empty when no send is taken
         self._due: asyncio.Handle | None = None  # stages what is gathered
         self._last: SocketConnection | None = None  # whose sends were gathered last
         topics.changed.subscribe(self._on_topics_changed)
-        produce.counts_from(self._take_sums)
+        produce.counts_from(self._take_counts)
 
     def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
         """Serve whole frames from `at` on; where the first one begins that is left over."""
@@ -188,15 +188,15 @@ class Lane:
         json, binary = self._send_templates(outcome)
         host = _message_id_front(self._store_host())
         now = asyncio.get_running_loop().time()
-        times, error = core.answer(tickets, json, binary, host, now, self._sums)
+        times, error = core.answer(tickets, json, binary, host, now, self._counted)
         for ms, requests in times.items():
             self._put_times.add_ms(ms, requests)
         if error is not None:
             raise error
 
-    def _take_sums(self) -> dict[str, list[int]]:
-        sums, self._sums = self._sums, {}
-        return sums
+    def _take_counts(self) -> list[tuple[str, int, int, int]]:
+        counted, self._counted = self._counted, []
+        return [plan.take() for plan in counted]
 
     def _send_templates(self, status: PutStatus) -> tuple[core.Template, core.Template]:
         # Settings that are in the reply may change while the broker runs.

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from cosmodrome.broker.defer import Deferral, delay_level, is_timed
@@ -83,6 +83,8 @@ DLQ_QUEUES = 1
 BATCH_GROWTH_MAX = 16
 TIMER = "TIMER_"  # how the properties begin that ask for a delivery time
 
+Counted = tuple[str, int, int, int]  # topic, requests, messages, bytes
+
 
 class SendRefusal(SendReply):
     """A refused send has no place in a queue, but still says region and tracing."""
@@ -137,7 +139,7 @@ class Produce:
         self._pressure = pressure or Pressure(options)
         self._messages_total = 0
         self._bytes_total = 0
-        self._elsewhere: Callable[[], Mapping[str, Sequence[int]]] = dict
+        self._elsewhere: Callable[[], Iterable[Counted]] = list
         self.failures_total = 0
 
     @SendMessage.handler
@@ -214,13 +216,13 @@ class Produce:
         self._stats.settle()
         return self._bytes_total
 
-    def counts_from(self, elsewhere: Callable[[], Mapping[str, Sequence[int]]]) -> None:
-        """`elsewhere` gives what the fast lane has stored since it was last asked, by topic."""
+    def counts_from(self, elsewhere: Callable[[], Iterable[Counted]]) -> None:
+        """`elsewhere` gives what the fast lane has stored since it was last asked."""
         self._elsewhere = elsewhere
         self._stats.counts_from(self._settle_counts)
 
     def _settle_counts(self) -> None:
-        for topic, (requests, messages, size) in self._elsewhere().items():
+        for topic, requests, messages, size in self._elsewhere():
             self._count(topic, 0, messages, size, requests=requests)
 
     def _count(

@@ -23,13 +23,15 @@ class Template:
     def head(self, opaque: int, body_bytes: int, *numbers: int) -> bytes: ...
 
 class Plan:
+    topic: str
     def __init__(self, topic: str, queues: int, sys_flag: int) -> None: ...
+    def take(self) -> tuple[str, int, int, int]: ...
 
 class Ticket:
     began: float
     def __len__(self) -> int: ...
     def requests(self) -> list[tuple[Any, int, int, int, bool]]: ...
-    def add_to(self, sums: dict[str, list[int]]) -> None: ...
+    def count_in(self, counted: list[Plan]) -> None: ...
     def replies(
         self, json: Template, binary: Template, host: bytes
     ) -> list[tuple[Any, int, bytes]]: ...
@@ -40,7 +42,7 @@ def answer(
     binary: Template,
     host: bytes,
     now: float,
-    sums: dict[str, list[int]],
+    counted: list[Plan],
 ) -> tuple[dict[int, int], Exception | None]: ...
 
 class Intake:
@@ -75,8 +77,7 @@ class Intake:
         log_offset: int,
         room: int,
         store_ms: int,
-        next_offsets: dict[tuple[str, int], int],
-        before: list[tuple[tuple[str, int], int | None]],
-        queue_end: Callable[[str, int], int],
+        place: Callable[[str, int], list[int]],
+        before: list[tuple[list[int], int]],
     ) -> tuple[int, int, list[tuple[str, int, int, bytes]], bytes]: ...
     def tickets(self) -> tuple[list[tuple[int, int]], list[tuple[int, bool, Ticket]]]: ...

@@ -587,11 +587,12 @@ cdef class Template:
 cdef class Plan:
     """What the lane knows about a topic that takes messages without a second thought."""
 
-    cdef str topic
+    cdef readonly str topic
     cdef bytes name
     cdef int32_t queues
     cdef int32_t sys_flag  # bits that its messages get
-    cdef list keys
+    cdef list places  # by queue id, as the log gave them
+    cdef int64_t calls, messages, size  # requests, messages and bytes that were answered
     cdef uint64_t fed  # the gathering that it was met in last
     cdef Py_ssize_t number  # among the plans of that gathering
     cdef uint32_t prefix  # of the hashes of its keys
@@ -605,6 +606,7 @@ cdef class Plan:
         self.entries = NULL
         self.mark = NULL
         self.fed = 0
+        self.calls = self.messages = self.size = 0
 
     def __dealloc__(self):
         PyMem_Free(self.next)
@@ -618,7 +620,7 @@ cdef class Plan:
         self.name = topic.encode()
         self.queues = queues
         self.sys_flag = sys_flag
-        self.keys = [(topic, queue_id) for queue_id in range(queues)]
+        self.places = [None] * queues
         if not 0 < len(self.name) <= layout.TOPIC_BYTES_MAX:
             raise ValueError(f"{topic!r} cannot be a topic")
         self.prefix = _prefix(topic)
@@ -628,6 +630,12 @@ cdef class Plan:
         if self.next == NULL or self.entries == NULL or self.mark == NULL:
             raise MemoryError
         memset(self.mark, 0, (queues + 1) * sizeof(uint64_t))
+
+    def take(self):
+        """Topic, requests, messages and bytes that were answered since the last time."""
+        taken = (self.topic, self.calls, self.messages, self.size)
+        self.calls = self.messages = self.size = 0
+        return taken
 
 
 cdef struct Ask:
@@ -695,34 +703,17 @@ cdef class Ticket:
             for number in range(self.count)
         ]
 
-    def add_to(self, dict sums not None):
-        """Add requests, messages and bytes of each topic."""
+    def count_in(self, list counted not None):
+        """Add its requests to the sums of their plans; `counted` gets plans that had none."""
         cdef Py_ssize_t number
-        cdef list one
         cdef Plan plan
-        cdef int64_t messages = 0
-        cdef int64_t size = 0
-        cdef Py_ssize_t last = -1
-        cdef Py_ssize_t calls = 0
-        for number in range(self.count + 1):
-            if number == self.count or self.asks[number].plan != last:
-                if calls:
-                    plan = <Plan>self.plans[last]
-                    found = sums.get(plan.topic)
-                    if found is None:
-                        sums[plan.topic] = [calls, messages, size]
-                    else:
-                        one = <list>found
-                        one[0] += calls
-                        one[1] += messages
-                        one[2] += size
-                if number == self.count:
-                    break
-                last = self.asks[number].plan
-                calls = messages = size = 0
-            calls += 1
-            messages += self.asks[number].count
-            size += self.asks[number].size
+        for number in range(self.count):
+            plan = <Plan>self.plans[self.asks[number].plan]
+            if plan.calls == 0:
+                counted.append(plan)
+            plan.calls += 1
+            plan.messages += self.asks[number].count
+            plan.size += self.asks[number].size
 
     def replies(self, Template json not None, Template binary not None, bytes host not None):
         """Connection, number of requests and all their answers; `host` is the front of ids."""
@@ -798,13 +789,12 @@ def answer(
     Template binary,
     bytes host not None,
     double now,
-    dict sums not None,
+    list counted not None,
 ):
-    """Give the replies of these tickets to their connections.
+    """Give the replies of these tickets to their connections, and count them in.
 
-    Adds requests, messages and bytes of each topic to `sums`. Returns how many requests took how
-    many milliseconds, and the first error: a connection that fails does not keep the others from
-    their replies.
+    Returns how many requests took how many milliseconds, and the first error: a connection that
+    fails does not keep the others from their replies.
     """
     cdef dict times = {}
     cdef Ticket ticket
@@ -813,7 +803,7 @@ def answer(
     cdef Py_ssize_t requests = 0
     error = None
     for ticket in tickets:
-        ticket.add_to(sums)
+        ticket.count_in(counted)
         took_ms = <Py_ssize_t>((now - ticket.began) * 1000)
         if took_ms != last_ms:
             if requests:
@@ -1255,13 +1245,13 @@ cdef class Intake:
 
     def encode(
         self, bytearray out not None, int64_t log_offset, int64_t room, int64_t store_ms,
-        dict next_offsets not None, list before not None, queue_end,
+        place, list before not None,
     ):
         """Append the records of as many requests as fit into `room` bytes.
 
-        They begin at `log_offset`. Queue offsets are taken from `next_offsets`, or from
-        `queue_end` for a queue that is not there; `before` gets what was there before. Returns
-        bytes and messages, and the runs and keys that `speed.gather` would find in them.
+        They begin at `log_offset`. `place` gives the list in which the next offset of a queue is
+        kept; `before` gets those lists and what was in them. Returns bytes and messages, and the
+        runs and keys that `speed.gather` would find in them.
         """
         cdef Py_ssize_t first = self.encoded
         cdef Py_ssize_t stop = first
@@ -1272,6 +1262,7 @@ cdef class Intake:
         cdef Ask *ask
         cdef Plan plan
         cdef bytes entries
+        cdef list kept
         cdef list runs = []
         self.encoding += 1
         while stop < self.ask_count and size + self.asks[stop].size <= room:
@@ -1279,13 +1270,14 @@ cdef class Intake:
             plan = <Plan>self.plans[ask.plan]
             ask.leads = plan.mark[ask.queue_id] != self.encoding
             if ask.leads:
-                key = plan.keys[ask.queue_id]
-                old = next_offsets.get(key)
-                if old is None:
-                    old = queue_end(plan.topic, ask.queue_id)
+                kept = <list>plan.places[ask.queue_id]
+                if kept is None or <int64_t>kept[0] < 0:
+                    kept = <list?>place(plan.topic, ask.queue_id)
+                    plan.places[ask.queue_id] = kept
+                old = kept[0]
                 plan.next[ask.queue_id] = old
                 plan.mark[ask.queue_id] = self.encoding
-                before.append((key, old))
+                before.append((kept, old))
             ask.queue_offset = plan.next[ask.queue_id]
             plan.next[ask.queue_id] += ask.count
             size += ask.size
@@ -1302,7 +1294,7 @@ cdef class Intake:
                     )
                     plan.entries[ask.queue_id] = <uint8_t *>PyBytes_AS_STRING(entries)
                     runs.append((plan.topic, ask.queue_id, ask.queue_offset, entries))
-                    next_offsets[plan.keys[ask.queue_id]] = plan.next[ask.queue_id]
+                    (<list>plan.places[ask.queue_id])[0] = plan.next[ask.queue_id]
             keys = self._records(
                 <uint8_t *>PyByteArray_AS_STRING(out) + size_before, first, stop, log_offset, store_ms
             )
@@ -1312,7 +1304,7 @@ cdef class Intake:
                 ask = &self.asks[number]
                 if ask.leads:
                     plan = <Plan>self.plans[ask.plan]
-                    next_offsets[plan.keys[ask.queue_id]] = ask.queue_offset
+                    (<list>plan.places[ask.queue_id])[0] = ask.queue_offset
             raise
         self.encoded = stop
         if stop > first:

@@ -52,7 +52,14 @@ class Plan:
         self.sys_flag = sys_flag  # bits that its messages get
         self.stored_name = len(name).to_bytes(1, "big") + name
         self.fixed_bytes = RECORD_BYTES_MIN - 2 * HOST_V4_BYTES + len(name)  # without hosts
+        self.calls = self.messages = self.size = 0  # requests, messages and bytes answered
         self._fronts: dict[bytes, int] = {}
+
+    def take(self) -> tuple[str, int, int, int]:
+        """Topic, requests, messages and bytes that were answered since the last time."""
+        taken = (self.topic, self.calls, self.messages, self.size)
+        self.calls = self.messages = self.size = 0
+        return taken
 
     def key_hash(self, key: str) -> int:
         """The hash under which the index keeps a key of this topic."""

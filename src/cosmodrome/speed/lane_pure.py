@@ -63,7 +63,7 @@ from cosmodrome.speed.lane_messages import (
     PropertyReader,
     split_batch,
 )
-from cosmodrome.speed.lane_records import Ask, Entries, QueueKey, Shape, make_records
+from cosmodrome.speed.lane_records import Ask, Entries, Shape, make_records
 from cosmodrome.speed.lane_replies import Part, Request, Ticket
 from cosmodrome.speed.lane_replies import Template as Template
 from cosmodrome.speed.lane_replies import answer as answer
@@ -437,15 +437,14 @@ class Intake:
         log_offset: int,
         room: int,
         store_ms: int,
-        next_offsets: dict[QueueKey, int],
-        before: list[tuple[QueueKey, int | None]],
-        queue_end: Callable[[str, int], int],
+        place: Callable[[str, int], list[int]],
+        before: list[tuple[list[int], int]],
     ) -> tuple[int, int, list[Run], bytes]:
         """Append the records of as many requests as fit into `room` bytes.
 
-        They begin at `log_offset`. Queue offsets are taken from `next_offsets`, or from
-        `queue_end` for a queue that is not there; `before` gets what was there before. Returns
-        bytes, messages, and what dispatch needs of them: queue entries in runs, packed keys.
+        They begin at `log_offset`. `place` gives the list in which the next offset of a queue is
+        kept; `before` gets those lists and what was in them. Returns bytes, messages, and what
+        dispatch needs of them: queue entries in runs, packed keys.
         """
         queues: Entries = {}
         keys: list[bytes] = []
@@ -455,10 +454,9 @@ class Intake:
         while self._lot < len(self._lots):
             lot = self._lots[self._lot]
             asks = _fitting(lot.asks[self._done :] if self._done else lot.asks, room - size)
-            for place in dict.fromkeys([ask[0][0] for ask in asks]):
-                if place not in queues:
-                    old = next_offsets.get(place)
-                    queues[place] = (queue_end(*place) if old is None else old, [])
+            for key in dict.fromkeys([ask[0][0] for ask in asks]):
+                if key not in queues:
+                    queues[key] = (place(*key)[0], [])
             hosts = (lot.born_host, self._store_host)
             pieces, waits, rest = make_records(
                 asks, log_offset + size, store_ms, hosts, queues, keys
@@ -479,10 +477,11 @@ class Intake:
         if messages:
             self._portions.append((waiting, others, log_offset + size))
         runs: list[Run] = []
-        for place, (offset, entries) in queues.items():
-            before.append((place, offset))
-            next_offsets[place] = offset + len(entries)
-            runs.append((*place, offset, b"".join(entries)))
+        for key, (offset, entries) in queues.items():
+            kept = place(*key)
+            before.append((kept, offset))
+            kept[0] = offset + len(entries)
+            runs.append((*key, offset, b"".join(entries)))
         return size, messages, runs, b"".join(keys)
 
     def tickets(self) -> tuple[list[tuple[int, int]], list[tuple[int, bool, Ticket]]]:

@@ -59,7 +59,7 @@ def make_records(
     pieces: list[bytes] = []
     batch: list[int] = []
     for shape, born_ms, request, wait, size, message in asks:
-        (topic, queue_id), sys_flag, _, times, plan, many = shape
+        (_, queue_id), sys_flag, _, times, plan, many = shape
         flag, body, properties, tags_code, hashes = message
         offset, entries = queues[shape[0]]
         queue_offset = offset + len(entries)
@@ -97,7 +97,7 @@ def make_records(
             batch.append(log_offset)
         else:
             batch = [log_offset] if many else batch
-            sent = (request, topic, size, queue_id, queue_offset, batch if many else log_offset)
+            sent = (request, plan, size, queue_id, queue_offset, batch if many else log_offset)
             (waiting if wait else others).append(sent)
         log_offset += record_bytes
     return pieces, waiting, others

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cosmodrome.layout import FRAME_PREFIX, SERIALIZE_BINARY
+from cosmodrome.speed.lane_messages import Plan
 
 _pack_prefix = FRAME_PREFIX.pack
 _pack_int = struct.Struct(">i").pack
@@ -67,8 +68,8 @@ class Template:
 
 
 Request = tuple[int, int, int, bool]  # code, opaque, serialize, one-way
-# request, topic, bytes, queue id, queue offset, and the log offset, or those of a batch
-Sent = tuple[Request, str, int, int, int, int | list[int]]
+# request, plan, bytes, queue id, queue offset, and the log offset, or those of a batch
+Sent = tuple[Request, Plan, int, int, int, int | list[int]]
 Part = tuple[Any, list[Sent]]  # of one connection
 
 
@@ -89,23 +90,14 @@ class Ticket:
         """Connection, code, opaque, serialize and one-way of each."""
         return [(connection, *one[0]) for connection, sent in self._parts for one in sent]
 
-    def add_to(self, sums: dict[str, list[int]]) -> None:
-        """Add requests, messages and bytes of each topic."""
-        topics = {one[1] for one in self._sent}
-        for topic in topics:
-            if topic not in sums:
-                sums[topic] = [0, 0, 0]
-        if len(topics) == 1:  # mostly
-            one = sums[topic]
-            one[0] += len(self._sent)
-            one[1] += sum([1 if isinstance(sent[5], int) else len(sent[5]) for sent in self._sent])
-            one[2] += sum([sent[2] for sent in self._sent])
-            return
-        for _, topic, size, _, _, place in self._sent:
-            one = sums[topic]
-            one[0] += 1
-            one[1] += 1 if isinstance(place, int) else len(place)
-            one[2] += size
+    def count_in(self, counted: list[Plan]) -> None:
+        """Add its requests to the sums of their plans; `counted` gets plans that had none."""
+        for _, plan, size, _, _, place in self._sent:
+            if not plan.calls:
+                counted.append(plan)
+            plan.calls += 1
+            plan.messages += 1 if place.__class__ is int else len(place)  # type: ignore[arg-type]
+            plan.size += size
 
     def replies(
         self, json: Template, binary: Template, host: bytes
@@ -146,18 +138,17 @@ def answer(
     binary: Template,
     host: bytes,
     now: float,
-    sums: dict[str, list[int]],
+    counted: list[Plan],
 ) -> tuple[dict[int, int], Exception | None]:
-    """Give the replies of these tickets to their connections.
+    """Give the replies of these tickets to their connections, and count them in.
 
-    Adds requests, messages and bytes of each topic to `sums`. Returns how many requests took how
-    many milliseconds, and the first error: a connection that fails does not keep the others from
-    their replies.
+    Returns how many requests took how many milliseconds, and the first error: a connection that
+    fails does not keep the others from their replies.
     """
     times: dict[int, int] = {}
     error: Exception | None = None
     for ticket in tickets:
-        ticket.add_to(sums)
+        ticket.count_in(counted)
         took_ms = int((now - ticket.began) * 1000)
         times[took_ms] = times.get(took_ms, 0) + len(ticket)
     for ticket in tickets:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -43,14 +42,14 @@ from cosmodrome.layout import (
 from cosmodrome.store.failures import Failures
 from cosmodrome.store.recent import Recent
 from cosmodrome.store.segment import OpenFiles, Warming, create_lasting, segment_path
+from cosmodrome.store.spare import Spare
 from cosmodrome.store.values import Draft, Stored
 
 STAGED_BYTES_MAX = 4 * 1024 * 1024
 RECORD_OVERHEAD_BYTES_MAX = 65_536  # topic, properties and fixed fields beside the body
-SPARE_WAIT_STEPS = 200  # the loop stands still meanwhile: longer would be felt by everybody
-SPARE_STEP_SECONDS = 0.001
 
 QueueKey = tuple[str, int]
+Place = list[int]  # the offset that the next message of a queue gets; -1 once the queue is gone
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class _Chunk:
     start: int
     end: int
     data: bytearray
-    before: list[tuple[QueueKey, int | None]]  # queue offsets as they were, in the order of taking
+    before: list[tuple[Place, int]]  # queue offsets as they were, in the order of taking
     last_ms: int = 0  # store time of the last record
     told: bool = True  # `Log.told` has all of its records
 
@@ -104,30 +103,15 @@ class Ready(Protocol):
         log_offset: int,
         room: int,
         store_ms: int,
-        next_offsets: dict[QueueKey, int],
-        before: list[tuple[QueueKey, int | None]],
-        queue_end: Callable[[str, int], int],
+        place: Callable[[str, int], Place],
+        before: list[tuple[Place, int]],
     ) -> tuple[Any, ...]:
         """Append the records of as many requests as fit.
 
-        How many bytes and messages; whoever knows adds the runs and keys that `speed.gather`
-        would find in them.
+        `place` gives the place of a queue, which is moved on for what is appended; what it was
+        goes to `before`. How many bytes and messages; whoever knows adds the runs and keys
+        that `speed.gather` would find in them.
         """
-
-
-class _Spare:
-    """The next file, being made off the loop.
-
-    Whoever takes the token makes the file, so that loop and worker never make it both.
-    `wanted` tells a worker that is filling the file with zeros to hand it over.
-    """
-
-    def __init__(self, base: int) -> None:
-        self.base = base
-        self.token = [True]
-        self.wanted = False
-        self.made: list[SegmentFile | OSError] = []
-        self.done: asyncio.Future[None] | None = None
 
 
 class Log:
@@ -164,7 +148,7 @@ class Log:
         self._fail_fast = fail_fast
         self.trouble: str | None = None  # why messages are refused for now
         self._due: asyncio.Handle | None = None
-        self._next: dict[QueueKey, int] = {}
+        self._places: dict[QueueKey, Place] = {}
         self._last_ms = 0
         self._staged: list[_Chunk] = []
         self._staged_bytes = 0
@@ -174,7 +158,7 @@ class Log:
         self.told: deque[Told] = deque()  # in log order; dispatch takes them away
         self._failures = Failures()
         self._stale: dict[int, int] = {}  # file -> end of what a failed write may have left
-        self._spare: _Spare | None = None
+        self._spare: Spare | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # --- life ------------------------------------------------------------------------------
@@ -196,11 +180,9 @@ class Log:
             self._due = None
         spare, self._spare = self._spare, None
         if spare is not None:
-            spare.wanted = True
-            if spare.done is not None:
-                await spare.done
-            if spare.made and not isinstance(spare.made[0], OSError):
-                self._writers[spare.base] = spare.made[0]
+            made = await spare.give_up()
+            if made is not None:
+                self._writers[spare.base] = made
         for base, file in self._writers.items():
             file.close()
             if base >= self.written_end and not keep_spare:
@@ -234,7 +216,7 @@ class Log:
         store_ms = self._last_ms = max(self._last_ms, self._env.clock.now_ms())
         mark = len(chunk.data)
         stored: list[Stored] = []
-        taken: list[tuple[QueueKey, int | None]] = []
+        taken: list[tuple[Place, int]] = []
         offset = self.end
         try:
             for draft, (topic, properties, size) in zip(drafts, encoded, strict=True):
@@ -261,8 +243,8 @@ class Log:
                 offset += size
         except BaseException:
             del chunk.data[mark:]
-            for key, old in reversed(taken):
-                self._restore(key, old)
+            for place, old in reversed(taken):
+                place[0] = old
             raise
         chunk.before += taken
         chunk.told = False
@@ -298,7 +280,7 @@ class Log:
                 store_ms = self._last_ms
             room = chunk.base + self.segment_bytes - self.end - BLANK_BYTES
             taken, count, *facts = ready.encode(
-                chunk.data, self.end, room, store_ms, self._next, chunk.before, self._queue_end
+                chunk.data, self.end, room, store_ms, self.place, chunk.before
             )
             if not facts:
                 chunk.told = False
@@ -329,10 +311,17 @@ class Log:
         if self._staged and self._due is None:
             self._write_in(0.0)
 
+    def place(self, topic: str, queue_id: int) -> Place:
+        """The place of a queue; it may be kept for as long as it is not negative."""
+        place = self._places.get((topic, queue_id))
+        if place is None:
+            place = self._places[topic, queue_id] = [self._queue_end(topic, queue_id)]
+        return place
+
     def forget(self, topic: str) -> None:
         """The queues of this topic are gone: their offsets start again."""
-        for key in [key for key in self._next if key[0] == topic]:
-            del self._next[key]
+        for key in [key for key in self._places if key[0] == topic]:
+            self._places.pop(key)[0] = -1
 
     def write(self) -> StoreUnwritable | None:
         """Carry everything staged to the kernel; what failed is taken back and returned."""
@@ -432,21 +421,14 @@ class Log:
         size += len(draft.body) + len(topic) + len(properties)
         return topic, properties, size
 
-    def _take_queue_offset(self, draft: Draft, taken: list[tuple[QueueKey, int | None]]) -> int:
+    def _take_queue_offset(self, draft: Draft, taken: list[tuple[Place, int]]) -> int:
         if draft.sys_flag & SYS_TRANSACTION_MASK in (SYS_PREPARED, SYS_ROLLBACK):
             return 0  # not in any queue
-        key = (draft.topic, draft.queue_id)
-        old = self._next.get(key)
-        queue_offset = self._queue_end(draft.topic, draft.queue_id) if old is None else old
-        taken.append((key, old))
-        self._next[key] = queue_offset + 1
+        place = self.place(draft.topic, draft.queue_id)
+        queue_offset = place[0]
+        taken.append((place, queue_offset))
+        place[0] += 1
         return queue_offset
-
-    def _restore(self, key: QueueKey, old: int | None) -> None:
-        if old is None:
-            self._next.pop(key, None)
-        else:
-            self._next[key] = old
 
     def _room(self, size: int) -> _Chunk:
         """The chunk that takes `size` more bytes, after rolling to the next file if needed."""
@@ -526,8 +508,8 @@ class Log:
             self._write_in(self._pool.interval_seconds)
         else:
             for chunk in reversed(chunks):
-                for key, old in reversed(chunk.before):
-                    self._restore(key, old)
+                for place, old in reversed(chunk.before):
+                    place[0] = old
             self.end = chunks[0].start
             while self.told and self.told[-1].start >= self.end:
                 self.told.pop()
@@ -546,7 +528,6 @@ class Log:
             spare = self._spare
             if spare is not None and spare.base == base:
                 file = self._take_spare(spare)
-                self._spare = None
             elif base < self.written_end or self._env.disk.exists(path):
                 file = self._env.disk.open_segment(path)
             else:
@@ -562,55 +543,21 @@ class Log:
         self._make_ahead(base + self.segment_bytes)
         return file
 
+    def _take_spare(self, spare: Spare) -> SegmentFile:
+        try:
+            file = spare.take(wait=not self._fail_fast)
+        except OSError:
+            self._spare = None  # the next message tries to make it again
+            raise
+        self._spare = None
+        return file
+
     def _make_ahead(self, base: int) -> None:
         if self._spare is not None or base in self._writers:
             return
-        spare = self._spare = _Spare(base)
-        path, size, disk = self.path_of(base), self.segment_bytes, self._env.disk
-        warming = self._warming
-
-        def make() -> None:
-            try:
-                spare.token.pop()
-            except IndexError:
-                return
-            try:
-                file = create_lasting(disk, path, size)
-            except OSError as error:
-                spare.made.append(error)
-                return
-            try:
-                if warming is not None:
-                    warming.fill(disk, file, lambda: spare.wanted)
-            except OSError as error:
-                _log.warning("log_file_not_filled_ahead path=%s error=%s", path, error)
-            spare.made.append(file)
-
-        spare.done = asyncio.ensure_future(self._env.offload(make))
-
-    def _take_spare(self, spare: _Spare) -> SegmentFile:
-        try:
-            spare.token.pop()
-        except IndexError:
-            # The worker has begun, so this ends soon. It happens only when a file is filled
-            # faster than the next one is made; the alternative is to refuse the message at once.
-            spare.wanted = True
-            for _ in range(0 if self._fail_fast else SPARE_WAIT_STEPS):
-                if spare.made:
-                    break
-                time.sleep(SPARE_STEP_SECONDS)
-            if not spare.made:
-                raise StoreBusy(
-                    f"the next commit-log file {self.path_of(spare.base)} is still being made;"
-                    " send again, and check the disk if this lasts"
-                ) from None
-            made = spare.made[0]
-            if isinstance(made, OSError):
-                self._spare = None
-                raise made from None
-            return made
-        self._spare = None
-        return create_lasting(self._env.disk, self.path_of(spare.base), self.segment_bytes)
+        path, disk = self.path_of(base), self._env.disk
+        self._spare = Spare(disk, path, base, self.segment_bytes, self._warming)
+        self._spare.begin(self._env.offload)
 
 
 def _looks_torn(properties: bytes) -> bool:

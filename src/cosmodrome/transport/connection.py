@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from typing import Any, cast
 
 from cosmodrome.errors import Code, ProtocolError, Refused, TimedOut, Unreachable
 from cosmodrome.transport.parties import Lane, Limits, Owner, plain_peer
+from cosmodrome.transport.patience import give_up
 from cosmodrome.transport.router import Router, error_frame
 from cosmodrome.wire import table
 from cosmodrome.wire.frame import Frame, Prepared, encode, frame_end, sniff
@@ -40,10 +40,6 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 5.0  # for the peer to take the last bytes before the socket is cut
 TICKS_PER_IDLE = 4
 SNIFF_BYTES = 4
-# A timer this late means that the whole process stood still. Timers run before sockets are read,
-# so answers that came meanwhile get this much time to be seen.
-STOOD_STILL_S = 0.1
-CATCH_UP_S = 0.05
 
 
 class SocketConnection(asyncio.BufferedProtocol):
@@ -162,7 +158,7 @@ class SocketConnection(asyncio.BufferedProtocol):
         self._send(data)
         # A bare timer: every pull is such a call, and `asyncio.timeout` costs far more.
         due = self._loop.time() + timeout_ms / 1000
-        timer = self._loop.call_at(due, _give_up, self._loop, answered, due)
+        timer = self._loop.call_at(due, give_up, self._loop, answered, due)
         try:
             frame = await answered
         except TimeoutError:
@@ -591,12 +587,3 @@ class SocketConnection(asyncio.BufferedProtocol):
 
 def _said(command: Command[Any]) -> str:
     return f"{command.name} ({command.request_code})"
-
-
-def _give_up(loop: asyncio.AbstractEventLoop, answered: asyncio.Future[Frame], due: float) -> None:
-    if answered.done():
-        return
-    if loop.time() - due > STOOD_STILL_S:
-        loop.call_later(CATCH_UP_S, _give_up, loop, answered, math.inf)
-    else:
-        answered.set_exception(TimeoutError())

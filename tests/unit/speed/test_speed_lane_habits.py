@@ -50,7 +50,7 @@ class Staged:
     def __init__(self) -> None:
         self.looked_up = 0
         self.data = bytearray()
-        self.offsets: dict[tuple[str, int], int] = {}
+        self.places: dict[tuple[str, int], list[int]] = {}
         self.intake = lane_pure.Intake(self.find, "c", 1000, 5000)
 
     def find(self, name: bytes) -> lane_pure.Plan:
@@ -61,8 +61,11 @@ class Staged:
         self.intake.clear()
         at, why, _ = self.intake.gather(None, memoryview(data), 0, 99, BORN_HOST, STORE_HOST)
         end = len(self.data)
-        self.intake.encode(self.data, end, 1 << 20, 5, self.offsets, [], lambda topic, queue_id: 0)
+        self.intake.encode(self.data, end, 1 << 20, 5, self.place, [])
         return at, why
+
+    def place(self, topic: str, queue_id: int) -> list[int]:
+        return self.places.setdefault((topic, queue_id), [0])
 
 
 def binary(
@@ -183,7 +186,7 @@ def test_queues_do_not_displace_each_other(form: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(lane_pure, "read_json", None)
     monkeypatch.setattr(lane_pure, "read_any", None)
     assert staged.feed(data) == (len(data), lane_pure.NOTHING)
-    assert staged.offsets == {("T", queue_id): 2 for queue_id in range(4)}
+    assert staged.places == {("T", queue_id): [2] for queue_id in range(4)}
 
 
 def test_habits_go_with_the_plans() -> None:

@@ -24,7 +24,7 @@ from tests.unit.store.store_kit import (
 from cosmodrome.env.base import SegmentFile
 from cosmodrome.env.real import RealDisk
 from cosmodrome.errors import MessageTooLarge, StoreBusy, StoreUnwritable
-from cosmodrome.store import log as log_module
+from cosmodrome.store import spare as spare_module
 from cosmodrome.store.segment import Warming
 from cosmodrome.store.store import PutStatus, Store
 
@@ -145,7 +145,7 @@ async def test_other_modes_have_no_pool(tmp_path: Path, changes: dict[str, Any])
 async def test_a_late_file_is_waited_for_only_briefly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "SPARE_WAIT_STEPS", 5)
+    monkeypatch.setattr(spare_module, "WAIT_STEPS", 5)
     store = Store(small(tmp_path), faulty_env())
     await store.start()
     spare = store._log._spare
@@ -172,7 +172,7 @@ async def test_fail_fast_does_not_wait(tmp_path: Path, monkeypatch: pytest.Monke
     await spare.done
     made, spare.made = spare.made, []
     await put(store, *(draft(bytes(900)) for _ in range(4)))
-    monkeypatch.setattr(log_module.time, "sleep", lambda seconds: 1 // 0)
+    monkeypatch.setattr(spare_module.time, "sleep", lambda seconds: 1 // 0)
     with pytest.raises(StoreBusy):
         store.append(draft(bytes(900)))
     spare.made = made

@@ -47,17 +47,15 @@ class Requests:
         log_offset: int,
         room: int,
         store_ms: int,
-        next_offsets: dict[tuple[str, int], int],
-        before: list[tuple[tuple[str, int], int | None]],
-        queue_end: Callable[[str, int], int],
+        place: Callable[[str, int], list[int]],
+        before: list[tuple[list[int], int]],
     ) -> tuple[int, int]:
         size = count = 0
-        key = ("T", 0)
+        kept = place("T", 0)
         while self.left and size + self.next_bytes <= room:
-            old = next_offsets.get(key)
-            old = queue_end(*key) if old is None else old
-            before.append((key, old))
-            next_offsets[key] = old + 1
+            old = kept[0]
+            before.append((kept, old))
+            kept[0] += 1
             size += speed.encode_record(
                 *(out, log_offset + size, old, store_ms, b"T", 0, 0, 0, 0, HOST, HOST, 0, 0),
                 *(self._bodies[self._done], b""),

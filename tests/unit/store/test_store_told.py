@@ -38,14 +38,12 @@ class Telling:
         log_offset: int,
         room: int,
         store_ms: int,
-        next_offsets: dict[tuple[str, int], int],
-        before: list[tuple[tuple[str, int], int | None]],
-        queue_end: Callable[[str, int], int],
+        place: Callable[[str, int], list[int]],
+        before: list[tuple[list[int], int]],
     ) -> tuple[Any, ...]:
-        key, size = ("T", 0), 0
-        known = next_offsets.get(key)
-        first = queue_end(*key) if known is None else known
-        before.append((key, first))
+        kept = place("T", 0)
+        first, size = kept[0], 0
+        before.append((kept, first))
         entries, keys, count = b"", b"", 0
         while self.left and size + self.next_bytes <= room:
             at = log_offset + size
@@ -56,7 +54,7 @@ class Telling:
             entries += QUEUE_ENTRY.pack(at, wrote, self._tags_code)
             keys += INDEX_KEY.pack(speed.key_hash("T", "told"), at, store_ms)
             size, count, self._done = size + wrote, count + 1, self._done + 1
-        next_offsets[key] = first + count
+        kept[0] = first + count
         self.end = log_offset + size
         return size, count, [("T", 0, first, entries)], keys
 

@@ -38,7 +38,8 @@ from cosmodrome.errors import (
     TimedOut,
     Unreachable,
 )
-from cosmodrome.transport.connection import CATCH_UP_S, STOOD_STILL_S, SocketConnection
+from cosmodrome.transport.connection import SocketConnection
+from cosmodrome.transport.patience import CATCH_UP_S, STOOD_STILL_S
 from cosmodrome.wire.commands.produce import SendMessageV2
 from cosmodrome.wire.frame import Frame, Prepared, prepare_json
 from cosmodrome.wire.message import MAX_RECONSUME_TIMES, RECONSUME_TIME, parse_properties
