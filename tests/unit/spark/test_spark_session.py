@@ -54,6 +54,14 @@ def test_arrow_in_java_does_not_check_each_value_again() -> None:
     )
 
 
+def test_what_never_repeats_gets_no_dictionary() -> None:
+    settings = session._common()
+    for name in ("queue_offset", "msg_id", "properties.key_value.value"):
+        assert settings[f"spark.hadoop.parquet.enable.dictionary#{name}"] == "false"
+    assert not [name for name in settings if name.endswith(("#topic", "#body", "#tags"))]
+    assert settings["spark.sql.parquet.outputTimestampType"] == "TIMESTAMP_MICROS"
+
+
 def test_workers_of_a_local_session_run_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "python2")
     monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
