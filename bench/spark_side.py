@@ -19,7 +19,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cosmodrome.spark.session import ARROW_UNCHECKED
+from cosmodrome.spark.session import ARROW_UNCHECKED, WITHOUT_DICTIONARY, parquet_settings
 
 Ask = dict[str, Any]
 Answer = dict[str, Any]
@@ -29,6 +29,8 @@ FOUR = {
 }
 FIRST_BATCH_S = 90
 STAMP = {"kafka": "timestamp", "ours": "store_time"}
+# Of Kafka's columns those that are what `WITHOUT_DICTIONARY` names here.
+KAFKA_WITHOUT_DICTIONARY = ("offset", "headers.list.element.value")
 
 
 def session(jars: str, folder: str) -> SparkSession:
@@ -43,6 +45,7 @@ def session(jars: str, folder: str) -> SparkSession:
         # As `cosmodrome.spark.session` has them; the collector serves both sides.
         "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC {ARROW_UNCHECKED}",
         "spark.python.unix.domain.socket.enabled": "true",
+        **parquet_settings((*WITHOUT_DICTIONARY, *KAFKA_WITHOUT_DICTIONARY)),
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": folder,
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
