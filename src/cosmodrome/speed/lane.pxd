@@ -16,7 +16,7 @@ cdef enum:
 
 cdef struct Text:
     const uint8_t *at  # NULL: not there
-    Py_ssize_t size
+    int32_t size
     bint escaped
 
 

@@ -27,14 +27,14 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 from cosmodrome import layout
 from cosmodrome.speed.native cimport (
     Facts,
-    Scan,
     _checksum,
     _i16,
     _i32,
     _i64,
+    _int_end,
     _is_utf8,
     _keys_max,
-    _peek,
+    _past_blanks,
     _prefix,
     _put,
     _put16,
@@ -42,13 +42,10 @@ from cosmodrome.speed.native cimport (
     _put64,
     _put_keys,
     _read_facts,
+    _span_end,
     _tags_code,
-    _take,
-    _take_int,
-    _take_int32,
-    _take_span,
-    _take_word,
     _unescape,
+    has_high,
 )
 
 cdef int SERIALIZE_JSON = layout.SERIALIZE_JSON
@@ -88,7 +85,7 @@ FULL = 4
 
 
 cdef inline bint _same(const uint8_t *at, Py_ssize_t size, const char *word, Py_ssize_t word_size) noexcept nogil:
-    return size == word_size and memcmp(at, word, size) == 0
+    return size == word_size and memcmp(at, word, word_size) == 0
 
 
 cdef int _slot(int32_t code, const uint8_t *at, Py_ssize_t size) noexcept nogil:
@@ -157,121 +154,181 @@ cdef inline bint _ours(int64_t code) noexcept nogil:
     )
 
 
-cdef bint _read_fields(Scan *scan, Head *head) noexcept nogil:
-    cdef const uint8_t *name = NULL
-    cdef Py_ssize_t size = 0
+cdef extern from *:
+    """
+    /* Whether `"?":"` is there, 8 bytes before an end. */
+    static inline int short_name(const uint8_t *at) {
+        const uint8_t looked_at[8] = {255, 0, 255, 255, 255}, wanted[8] = {34, 0, 34, 58, 34};
+        uint64_t some, mask, name;
+        memcpy(&some, at, 8);
+        memcpy(&mask, looked_at, 8);
+        memcpy(&name, wanted, 8);
+        return (some & mask) == name;
+    }
+    """
+    bint short_name(const uint8_t *at) noexcept nogil
+
+
+cdef inline const uint8_t *_word_end(
+    const uint8_t *at, const uint8_t *end, const char *word, Py_ssize_t size
+) noexcept nogil:
+    """Behind a word; NULL when it is not there."""
+    return at + size if end - at >= size and memcmp(at, word, size) == 0 else NULL
+
+
+cdef inline const uint8_t *_value_at(
+    const uint8_t *at, const uint8_t *end, const uint8_t **name, Py_ssize_t *name_bytes
+) noexcept nogil:
+    """Where the value of a member begins, and what its name is; NULL if unusual."""
     cdef bint escaped = False
+    at = _past_blanks(at, end)
+    if at >= end or at[0] != 34:
+        return NULL
+    name[0] = at + 1
+    at = _span_end(at + 1, end, &escaped)
+    if at == NULL or escaped:
+        return NULL
+    name_bytes[0] = at - name[0]
+    at = _past_blanks(at + 1, end)
+    if at >= end or at[0] != 58:
+        return NULL
+    at = _past_blanks(at + 1, end)
+    return at if at < end else NULL
+
+
+cdef const uint8_t *_read_fields(const uint8_t *at, const uint8_t *end, Head *head) noexcept nogil:
+    """The fields of a request, from their brace on; where they end, NULL if unusual."""
+    cdef const uint8_t *name = NULL
+    cdef const uint8_t *value
+    cdef Py_ssize_t name_bytes = 0
+    cdef Py_ssize_t size
+    cdef bint escaped = False
+    cdef bint short_names = head.code == CODE_SEND_V2 or head.code == CODE_SEND_BATCH
     cdef uint8_t byte
     cdef int64_t number = 0
-    cdef Text value
     cdef int slot
-    memset(head.fields, 0, sizeof(head.fields))
-    if not _take(scan, 123):
-        return False
-    if _take(scan, 125):
-        return True
+    if at[0] != 123:
+        return NULL
+    at = _past_blanks(at + 1, end)
+    if at < end and at[0] == 125:
+        return at + 1
     while True:
-        if not _take_span(scan, &name, &size, &escaped) or escaped or not _take(scan, 58):
-            return False
-        byte = _peek(scan)
-        value.escaped = False
-        if byte == 34:
-            if not _take_span(scan, &value.at, &value.size, &value.escaped):
-                return False
+        if short_names and end - at >= 8 and short_name(at) and 97 <= at[1] <= 110:
+            slot = at[1] - 97
+            value = at + 5
+            at = _span_end(value, end, &escaped)
+            if at == NULL:
+                return NULL
+            size = at - value
+            at += 1
         else:
-            value.at = scan.at
-            if byte == 45 or 48 <= byte <= 57:
-                if not _take_int(scan, &number):
-                    return False
-            elif not _take_word(scan, "true", 4) and not _take_word(scan, "false", 5):
-                return False
-            value.size = scan.at - value.at
-        slot = _slot(head.code, name, size)
-        if value.escaped and (slot != 8 or head.code == CODE_PULL):
-            return False
+            at = _value_at(at, end, &name, &name_bytes)
+            if at == NULL:
+                return NULL
+            slot = _slot(head.code, name, name_bytes)
+            byte = at[0]
+            value = at + (byte == 34)
+            escaped = False
+            if byte == 34:
+                at = _span_end(value, end, &escaped)
+            elif byte == 45 or 48 <= byte <= 57:
+                at = _int_end(at, end, &number)
+            elif byte == 116:
+                at = _word_end(at, end, "true", 4)
+            else:
+                at = _word_end(at, end, "false", 5)
+            if at == NULL:
+                return NULL
+            size = at - value
+            at += byte == 34
+        if escaped and (slot != 8 or head.code == CODE_PULL):
+            return NULL
         if slot >= 0:
-            head.fields[slot] = value
-        byte = _peek(scan)
-        scan.at += 1
+            head.fields[slot].at = value
+            head.fields[slot].size = <int32_t>size
+            head.fields[slot].escaped = escaped
+        at = _past_blanks(at, end)
+        if at >= end:
+            return NULL
+        byte = at[0]
+        at += 1
         if byte == 125:
-            return True
+            return at
         if byte != 44:
-            return False
+            return NULL
 
 
 cdef bint _read_json(const uint8_t *at, Py_ssize_t size, Head *head):
     """A header in the shape clients write, its code before its fields; False otherwise."""
-    cdef Scan scan
+    cdef const uint8_t *end = at + size
     cdef const uint8_t *name = NULL
-    cdef const uint8_t *word = NULL
     cdef Py_ssize_t name_bytes = 0
-    cdef Py_ssize_t word_bytes = 0
-    cdef Py_ssize_t index
     cdef bint escaped = False
     cdef bint has_code = False
+    cdef bint has_fields = False
     cdef int64_t number = 0
     cdef uint8_t byte
-    cdef uint8_t seen = 0
-    for index in range(size):
-        seen |= at[index]
-    if seen >= 0x80 and not _is_utf8(at, size):
+    if has_high(at, size) and not _is_utf8(at, size):
         return False
-    scan.at = at
-    scan.end = at + size
     head.opaque = head.flag = 0
     memset(head.fields, 0, sizeof(head.fields))
-    if not _take(&scan, 123):
+    at = _past_blanks(at, end)
+    if at >= end or at[0] != 123:
         return False
+    at += 1
     while True:
-        if not _take_span(&scan, &name, &name_bytes, &escaped) or escaped:
+        at = _value_at(at, end, &name, &name_bytes)
+        if at == NULL:
             return False
-        if not _take(&scan, 58):
-            return False
-        byte = _peek(&scan)
-        if _same(name, name_bytes, "code", 4):
-            if has_code or not _take_int32(&scan, &number) or not _ours(number):
+        byte = at[0]
+        if byte == 45 or 48 <= byte <= 57:
+            at = _int_end(at, end, &number)
+            if at == NULL or number < -0x80000000LL or number > 0x7FFFFFFFLL:
                 return False
-            has_code = True
-            head.code = <int32_t>number
-        elif _same(name, name_bytes, "opaque", 6):
-            if not _take_int32(&scan, &number):
-                return False
-            head.opaque = <int32_t>number
-        elif _same(name, name_bytes, "flag", 4):
-            if not _take_int32(&scan, &number):
-                return False
-            head.flag = <int32_t>number
-        elif _same(name, name_bytes, "extFields", 9):
-            if not has_code or not _read_fields(&scan, head):
-                return False
-        elif _same(name, name_bytes, "version", 7):
-            if not _take_int32(&scan, &number):
-                return False
-        elif _same(name, name_bytes, "language", 8):
-            if byte == 34:
-                if not _take_span(&scan, &word, &word_bytes, &escaped) or escaped:
+            if _same(name, name_bytes, "opaque", 6):
+                head.opaque = <int32_t>number
+            elif _same(name, name_bytes, "flag", 4):
+                head.flag = <int32_t>number
+            elif _same(name, name_bytes, "code", 4):
+                if has_code or not _ours(number):
                     return False
-            elif not _take_int32(&scan, &number):
+                has_code = True
+                head.code = <int32_t>number
+            elif not _same(name, name_bytes, "version", 7) and not _same(name, name_bytes, "language", 8):
                 return False
-        elif _same(name, name_bytes, "remark", 6):
-            if byte == 110:
-                if not _take_word(&scan, "null", 4):
-                    return False
-            elif not _take_span(&scan, &word, &word_bytes, &escaped) or escaped:
+        elif byte == 34:
+            if not (
+                _same(name, name_bytes, "language", 8) or _same(name, name_bytes, "remark", 6)
+                or _same(name, name_bytes, "serializeTypeCurrentRPC", 23)
+            ):
                 return False
-        elif _same(name, name_bytes, "serializeTypeCurrentRPC", 23):
-            if not _take_span(&scan, &word, &word_bytes, &escaped) or escaped:
+            at = _span_end(at + 1, end, &escaped)
+            if at == NULL or escaped:
+                return False
+            at += 1
+        elif byte == 123:
+            if not has_code or not _same(name, name_bytes, "extFields", 9):
+                return False
+            if has_fields:  # the last ones count
+                memset(head.fields, 0, sizeof(head.fields))
+            has_fields = True
+            at = _read_fields(at, end, head)
+            if at == NULL:
                 return False
         else:
+            at = _word_end(at, end, "null", 4)
+            if at == NULL or not _same(name, name_bytes, "remark", 6):
+                return False
+        at = _past_blanks(at, end)
+        if at >= end:
             return False
-        byte = _peek(&scan)
-        scan.at += 1
+        byte = at[0]
+        at += 1
         if byte == 125:
             break
         if byte != 44:
             return False
-    _peek(&scan)
-    return has_code and scan.at == scan.end
+    return has_code and _past_blanks(at, end) == end
 
 
 cdef bint _read_binary(const uint8_t *at, Py_ssize_t size, Head *head) noexcept nogil:
@@ -313,7 +370,7 @@ cdef bint _read_binary(const uint8_t *at, Py_ssize_t size, Head *head) noexcept 
             slot = _slot(head.code, name, name_bytes)
             if slot >= 0:
                 head.fields[slot].at = at
-                head.fields[slot].size = value_bytes
+                head.fields[slot].size = <int32_t>value_bytes
         at += value_bytes
     return True
 

@@ -44,33 +44,102 @@ cdef inline uint8_t *_put(uint8_t *at, const void *data, Py_ssize_t size) noexce
     return at + size
 
 
-cdef struct Scan:
-    const uint8_t *at
-    const uint8_t *end
+# Steps of 16 bytes where every processor of the kind has them, else single ones. Nothing is read
+# at or behind an end.
+cdef extern from *:
+    """
+    #include <stddef.h>
+    #include <stdint.h>
+    #include <string.h>
+    #ifdef __SSE2__
+    #include <emmintrin.h>
+    #endif
+
+    /* The first quote, backslash or control character, or the end. */
+    static inline const uint8_t *span_stop(const uint8_t *at, const uint8_t *end) {
+    #ifdef __SSE2__
+        const __m128i quote = _mm_set1_epi8(34), slash = _mm_set1_epi8(92), low = _mm_set1_epi8(31);
+        for (; end - at >= 16; at += 16) {
+            __m128i some = _mm_loadu_si128((const __m128i *)at);
+            __m128i found = _mm_or_si128(_mm_cmpeq_epi8(some, quote), _mm_cmpeq_epi8(some, slash));
+            found = _mm_or_si128(found, _mm_cmpeq_epi8(_mm_min_epu8(some, low), some));
+            int mask = _mm_movemask_epi8(found);
+            if (mask)
+                return at + __builtin_ctz(mask);
+        }
+    #endif
+        while (at < end && *at != 34 && *at != 92 && *at >= 32)
+            at++;
+        return at;
+    }
+
+    /* Whether a byte is not ASCII. */
+    static inline int has_high(const uint8_t *at, size_t size) {
+        uint64_t seen = 0, some[4];
+        for (; size >= 32; at += 32, size -= 32) {
+            memcpy(some, at, 32);
+            seen |= some[0] | some[1] | some[2] | some[3];
+        }
+        for (; size >= 8; at += 8, size -= 8) {
+            memcpy(some, at, 8);
+            seen |= some[0];
+        }
+        for (; size; at++, size--)
+            seen |= *at;
+        return (seen & 0x8080808080808080u) != 0;
+    }
+    """
+    const uint8_t *span_stop(const uint8_t *at, const uint8_t *end) noexcept nogil
+    bint has_high(const uint8_t *at, size_t size) noexcept nogil
 
 
 cdef inline bint _blank(uint8_t byte) noexcept nogil:
     return byte == 32 or byte == 9 or byte == 10 or byte == 13
 
 
-cdef inline uint8_t _peek(Scan *scan) noexcept nogil:
-    """The next byte that is not white space, 0 at the end."""
-    while scan.at < scan.end and _blank(scan.at[0]):
-        scan.at += 1
-    return scan.at[0] if scan.at < scan.end else 0
+cdef inline const uint8_t *_past_blanks(const uint8_t *at, const uint8_t *end) noexcept nogil:
+    """The next byte that is not white space, or the end."""
+    while at < end and at[0] <= 32 and _blank(at[0]):
+        at += 1
+    return at
 
 
-cdef inline bint _take(Scan *scan, uint8_t byte) noexcept nogil:
-    if _peek(scan) != byte:
-        return False
-    scan.at += 1
-    return True
+cdef inline const uint8_t *_span_end(
+    const uint8_t *at, const uint8_t *end, bint *escaped
+) noexcept nogil:
+    """The quote that ends a string, from behind the one that begins it; NULL without one."""
+    at = span_stop(at, end)
+    escaped[0] = False
+    while at < end and at[0] == 92:
+        escaped[0] = True
+        if end - at < 2:
+            return NULL
+        at = span_stop(at + 2, end)
+    return at if at < end and at[0] == 34 else NULL
 
 
-cdef bint _take_word(Scan *scan, const char *word, Py_ssize_t size) noexcept nogil
-cdef bint _take_int(Scan *scan, int64_t *value) noexcept nogil
-cdef bint _take_int32(Scan *scan, int64_t *value) noexcept nogil
-cdef bint _take_span(Scan *scan, const uint8_t **first, Py_ssize_t *size, bint *escaped) noexcept nogil
+cdef inline const uint8_t *_int_end(
+    const uint8_t *at, const uint8_t *end, int64_t *value
+) noexcept nogil:
+    """Behind a plain integer of at most ten digits, written as Java would write it; NULL if not."""
+    cdef bint negative = at < end and at[0] == 45
+    cdef const uint8_t *first
+    cdef int64_t total = 0
+    at += negative
+    first = at
+    while at < end and 48 <= at[0] <= 57:
+        if at - first == 10:
+            return NULL
+        total = total * 10 + (at[0] - 48)
+        at += 1
+    if at == first or (first[0] == 48 and (negative or at - first > 1)):
+        return NULL
+    if at < end and (at[0] == 46 or at[0] == 69 or at[0] == 101):
+        return NULL
+    value[0] = -total if negative else total
+    return at
+
+
 cdef Py_ssize_t _unescape(const uint8_t *at, Py_ssize_t size, uint8_t *out) noexcept nogil
 cdef bint _is_utf8(const uint8_t *at, Py_ssize_t size)
 cdef uint32_t _checksum(const uint8_t *at, Py_ssize_t size) noexcept nogil

@@ -233,6 +233,24 @@ cdef _decode_binary(bytes data):
     return _i16(start), language, _i16(start + 3), _i32(start + 5), _i32(start + 9), remark, ext
 
 
+cdef struct Scan:
+    const uint8_t *at
+    const uint8_t *end
+
+
+cdef inline uint8_t _peek(Scan *scan) noexcept nogil:
+    """The next byte that is not white space, 0 at the end."""
+    scan.at = _past_blanks(scan.at, scan.end)
+    return scan.at[0] if scan.at < scan.end else 0
+
+
+cdef inline bint _take(Scan *scan, uint8_t byte) noexcept nogil:
+    if _peek(scan) != byte:
+        return False
+    scan.at += 1
+    return True
+
+
 cdef bint _take_word(Scan *scan, const char *word, Py_ssize_t size) noexcept nogil:
     if scan.end - scan.at < size or memcmp(scan.at, word, size) != 0:
         return False
@@ -241,23 +259,10 @@ cdef bint _take_word(Scan *scan, const char *word, Py_ssize_t size) noexcept nog
 
 
 cdef bint _take_int(Scan *scan, int64_t *value) noexcept nogil:
-    """A plain integer of at most ten digits, written as Java would write it."""
-    cdef const uint8_t *first
-    cdef bint negative = _peek(scan) == 45
-    cdef int64_t total = 0
-    if negative:
-        scan.at += 1
-    first = scan.at
-    while scan.at < scan.end and 48 <= scan.at[0] <= 57:
-        if scan.at - first == 10:
-            return False
-        total = total * 10 + (scan.at[0] - 48)
-        scan.at += 1
-    if scan.at == first or (first[0] == 48 and (negative or scan.at - first > 1)):
+    cdef const uint8_t *at = _int_end(_past_blanks(scan.at, scan.end), scan.end, value)
+    if at == NULL:
         return False
-    if scan.at < scan.end and (scan.at[0] == 46 or scan.at[0] == 69 or scan.at[0] == 101):
-        return False
-    value[0] = -total if negative else total
+    scan.at = at
     return True
 
 
@@ -265,56 +270,18 @@ cdef bint _take_int32(Scan *scan, int64_t *value) noexcept nogil:
     return _take_int(scan, value) and -0x80000000LL <= value[0] <= 0x7FFFFFFFLL
 
 
-cdef extern from *:
-    """
-    #ifdef __SSE2__
-    #include <emmintrin.h>
-    #endif
-
-    /* The first quote, backslash or control character, or the end. */
-    static inline const uint8_t *span_stop(const uint8_t *at, const uint8_t *end) {
-    #ifdef __SSE2__
-        const __m128i quote = _mm_set1_epi8(34), slash = _mm_set1_epi8(92), low = _mm_set1_epi8(31);
-        while (end - at >= 16) {
-            __m128i some = _mm_loadu_si128((const __m128i *)at);
-            __m128i found = _mm_or_si128(_mm_cmpeq_epi8(some, quote), _mm_cmpeq_epi8(some, slash));
-            found = _mm_or_si128(found, _mm_cmpeq_epi8(_mm_min_epu8(some, low), some));
-            int mask = _mm_movemask_epi8(found);
-            if (mask)
-                return at + __builtin_ctz(mask);
-            at += 16;
-        }
-    #endif
-        while (at < end && *at != 34 && *at != 92 && *at >= 32)
-            at++;
-        return at;
-    }
-    """
-    const uint8_t *span_stop(const uint8_t *at, const uint8_t *end) nogil
-
-
 cdef bint _take_span(Scan *scan, const uint8_t **first, Py_ssize_t *size, bint *escaped) noexcept nogil:
     """A string as it stands between its quotes."""
     cdef const uint8_t *at
-    cdef const uint8_t *end = scan.end
     if not _take(scan, 34):
         return False
-    at = first[0] = scan.at
-    escaped[0] = False
-    while True:
-        at = span_stop(at, end)
-        if at >= end or at[0] < 32:
-            scan.at = at
-            return False
-        if at[0] == 34:
-            size[0] = at - first[0]
-            scan.at = at + 1
-            return True
-        escaped[0] = True
-        at += 2
-        if at > end:
-            scan.at = at
-            return False
+    at = _span_end(scan.at, scan.end, escaped)
+    if at == NULL:
+        return False
+    first[0] = scan.at
+    size[0] = at - scan.at
+    scan.at = at + 1
+    return True
 
 
 cdef int _hex4(const uint8_t *at) noexcept nogil:
