@@ -393,8 +393,7 @@ cdef bint _read_head(const uint8_t *at, Py_ssize_t length, Head *head, const uin
     return not head.flag & FLAG_RESPONSE
 
 
-cdef bint _number(Text *text, int64_t *value) noexcept nogil:
-    """A whole number of at most 18 digits; Java, and so the slow lane, allows zeros in front."""
+cdef bint _long_number(Text *text, int64_t *value) noexcept nogil:
     cdef const uint8_t *at = text.at
     cdef const uint8_t *end
     cdef int64_t total = 0

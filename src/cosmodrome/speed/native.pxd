@@ -75,14 +75,17 @@ cdef extern from *:
 
     /* Whether a byte is not ASCII. */
     static inline int has_high(const uint8_t *at, size_t size) {
-        uint64_t seen = 0, some[4];
+        uint64_t seen = 0, a, b, c, d;
         for (; size >= 32; at += 32, size -= 32) {
-            memcpy(some, at, 32);
-            seen |= some[0] | some[1] | some[2] | some[3];
+            memcpy(&a, at, 8);
+            memcpy(&b, at + 8, 8);
+            memcpy(&c, at + 16, 8);
+            memcpy(&d, at + 24, 8);
+            seen |= a | b | c | d;
         }
         for (; size >= 8; at += 8, size -= 8) {
-            memcpy(some, at, 8);
-            seen |= some[0];
+            memcpy(&a, at, 8);
+            seen |= a;
         }
         for (; size; at++, size--)
             seen |= *at;

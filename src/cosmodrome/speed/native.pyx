@@ -299,18 +299,48 @@ cdef int _hex4(const uint8_t *at) noexcept nogil:
     return value
 
 
+cdef extern from *:
+    """
+    /* Copies up to a backslash or the end; how many bytes. There is room for all up to the end. */
+    static inline size_t copy_plain(uint8_t *out, const uint8_t *at, const uint8_t *end) {
+        const uint8_t *first = at;
+    #ifdef __SSE2__
+        const __m128i slash = _mm_set1_epi8(92);
+        for (; end - at >= 16; at += 16, out += 16) {
+            __m128i some = _mm_loadu_si128((const __m128i *)at);
+            int mask = _mm_movemask_epi8(_mm_cmpeq_epi8(some, slash));
+            _mm_storeu_si128((__m128i *)out, some);
+            if (mask)
+                return at + __builtin_ctz(mask) - first;
+        }
+    #endif
+        while (at < end && *at != 92)
+            *out++ = *at++;
+        return at - first;
+    }
+    """
+    size_t copy_plain(uint8_t *out, const uint8_t *at, const uint8_t *end) noexcept nogil
+
+
 cdef Py_ssize_t _unescape(const uint8_t *at, Py_ssize_t size, uint8_t *out) noexcept nogil:
     """UTF-8 of an escaped string into `out` (never longer than the source); -1 if unusual."""
     cdef const uint8_t *end = at + size
     cdef uint8_t *begin = out
     cdef uint8_t byte
     cdef int unit, low
-    while at < end:
-        byte = at[0]
+    cdef size_t plain
+    while True:
+        # What is written so far is not longer than what was read: there is room for the rest.
+        plain = copy_plain(out, at, end)
+        at += plain
+        out += plain
+        if at == end:
+            break
         at += 1
-        if byte != 92:
-            out[0] = byte
+        if end - at >= 5 and memcmp(at, <const char *>"u000", 4) == 0 and 48 <= at[4] <= 57:
+            out[0] = at[4] - 48  # nearly always: what parts the pairs of properties
             out += 1
+            at += 5
             continue
         byte = at[0]  # a span never ends behind a backslash
         at += 1
@@ -1054,16 +1084,40 @@ cdef int64_t _tags_code(Facts *facts) except? -1:
     return _java_hash(_text(facts.tags, facts.tags_bytes))
 
 
+cdef extern from *:
+    """
+    /* Carries Java's hash on over bytes, 16 at a time: by pairs, by fours, then as a polynomial of
+       31 to the power of 4. */
+    static inline uint32_t hash_bytes(uint32_t value, const uint8_t *at, size_t size) {
+    #ifdef __SSE2__
+        const __m128i zero = _mm_setzero_si128();
+        const __m128i ones = _mm_set1_epi32(31 | 1 << 16), twos = _mm_set1_epi32(961 | 1 << 16);
+        for (; size >= 16; at += 16, size -= 16) {
+            __m128i some = _mm_loadu_si128((const __m128i *)at);
+            __m128i front = _mm_madd_epi16(_mm_unpacklo_epi8(some, zero), ones);
+            __m128i back = _mm_madd_epi16(_mm_unpackhi_epi8(some, zero), ones);
+            uint32_t four[4];
+            _mm_storeu_si128((__m128i *)four, _mm_madd_epi16(_mm_packs_epi32(front, back), twos));
+            value = value * 923521u + four[0];
+            value = value * 923521u + four[1];
+            value = value * 923521u + four[2];
+            value = value * 923521u + four[3];
+        }
+    #endif
+        for (; size >= 4; at += 4, size -= 4)
+            value = value * 923521u + at[0] * 29791u + at[1] * 961u + at[2] * 31u + at[3];
+        for (; size; at++, size--)
+            value = value * 31u + *at;
+        return value;
+    }
+    """
+    uint32_t hash_bytes(uint32_t value, const uint8_t *at, size_t size) noexcept nogil
+
+
 cdef inline bint _hash_ascii(const uint8_t *at, Py_ssize_t size, uint32_t *state) noexcept nogil:
     """Carry Java's hash on over these bytes; False when they are not ASCII."""
-    cdef Py_ssize_t index
-    cdef uint32_t value = state[0]
-    cdef uint8_t seen = 0
-    for index in range(size):
-        seen |= at[index]
-        value = 31 * value + at[index]
-    state[0] = value
-    return seen < 0x80
+    state[0] = hash_bytes(state[0], at, size)
+    return not has_high(at, size)
 
 
 cdef inline const uint8_t *_word_end(const uint8_t *at, const uint8_t *end) noexcept nogil:
