@@ -640,6 +640,40 @@ cdef class Template:
 # --- sends ---------------------------------------------------------------------------------
 
 
+cdef extern from *:
+    """
+    #ifdef __SSE2__
+    #include <emmintrin.h>
+    #endif
+
+    /* The first byte from `at` on that parts properties (or is 0), or the end. Reads as of `begin`. */
+    static inline const uint8_t *parting(
+        const uint8_t *begin, const uint8_t *at, const uint8_t *end
+    ) {
+    #ifdef __SSE2__
+        if (end - begin >= 16) {
+            const __m128i low = _mm_set1_epi8(2);
+            for (; at < end; at += 16) {
+                int left = end - at < 16 ? (int)(end - at) : 16;
+                __m128i some = _mm_loadu_si128((const __m128i *)(at + left - 16));
+                int mask = _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_min_epu8(some, low), some));
+                mask >>= 16 - left;
+                if (mask)
+                    return at + __builtin_ctz(mask);
+            }
+            return end;
+        }
+    #endif
+        while (at < end && *at > 2)
+            at++;
+        return at;
+    }
+    """
+    const uint8_t *parting(
+        const uint8_t *begin, const uint8_t *at, const uint8_t *end
+    ) noexcept nogil
+
+
 cdef class Plan:
     """What the lane knows about a topic that takes messages without a second thought."""
 
@@ -714,6 +748,16 @@ cdef struct Ask:
     bint wait
 
 
+cdef struct Noted:
+    # Where in the shared properties the values lie that dispatch needs; without bytes: nowhere.
+    int32_t tags_at
+    int32_t tags_bytes
+    int32_t words_at
+    int32_t words_bytes
+    int32_t unique_at
+    int32_t unique_bytes
+
+
 cdef struct Item:
     const uint8_t *body
     const uint8_t *own  # properties that stay as they are, in the buffer
@@ -723,6 +767,7 @@ cdef struct Item:
     Py_ssize_t shared_bytes
     int64_t log_offset
     int32_t flag
+    Noted noted
 
 
 cdef class Ticket:
@@ -1158,10 +1203,11 @@ cdef class Intake:
         )
         cdef Py_ssize_t shared_at = self.scratch_size
         cdef Py_ssize_t shared_bytes
+        cdef Noted noted
         cdef Item *item
         cdef Py_ssize_t index
         ask.wait = True
-        if not self._shared(properties, &ask.wait, batch):
+        if not self._shared(properties, &ask.wait, batch, &noted):
             return False
         shared_bytes = self.scratch_size - shared_at
         if batch:
@@ -1180,72 +1226,90 @@ cdef class Intake:
             item = &self.items[index]
             item.shared_at = shared_at
             item.shared_bytes = shared_bytes
+            item.noted = noted
             if _properties_bytes(item) > PROPERTIES_BYTES_MAX:
                 return False
             ask.size += fixed_bytes + item.body_bytes + _properties_bytes(item)
         return ask.count > 0 and ask.size <= self.record_bytes_max
 
-    cdef bint _shared(self, Text *text, bint *wait, bint batch) except -1:
+    cdef bint _shared(self, Text *text, bint *wait, bint batch, Noted *noted) except -1:
         """The properties of a send as they are stored, with the cluster, into the scratch buffer."""
         cdef const uint8_t *names[PAIRS_MAX]
         cdef Py_ssize_t sizes[PAIRS_MAX]
         cdef Py_ssize_t count = 0
-        cdef Py_ssize_t index, size, name_bytes, value_bytes
-        cdef const uint8_t *at
+        cdef Py_ssize_t index, size, name_bytes, value_bytes, value_at
+        cdef bint kept
+        cdef const uint8_t *begin
         cdef const uint8_t *end
-        cdef const uint8_t *pair_end
+        cdef const uint8_t *name
         cdef const uint8_t *value
+        cdef const uint8_t *stop
         cdef uint8_t *source
         cdef uint8_t *to
-        cdef uint8_t seen = 0
+        memset(noted, 0, sizeof(Noted))
         size = 0 if text.at == NULL else text.size
         # The text unescaped behind, and in front of it what is made of it.
         self._reserve(2 * size + PyBytes_GET_SIZE(self.cluster) + 2)
         to = self.scratch + self.scratch_size
         source = to + size + PyBytes_GET_SIZE(self.cluster) + 2
-        at = text.at
+        begin = text.at
         if size and text.escaped:
             size = _unescape(text.at, size, source)
             if size < 0:
                 return False
-            at = source
-        if _null(at, size):
+            begin = source
+        if _null(begin, size):
             return False
-        for index in range(size):
-            seen |= at[index]
-        if seen >= 0x80 and not _is_utf8(at, size):
+        if has_high(begin, size) and not _is_utf8(begin, size):
             return False
-        if size and memchr(at, 0, size) != NULL:
-            return False
-        end = at + size
-        while at < end:
-            pair_end = <const uint8_t *>memchr(at, 2, end - at)
-            if pair_end == NULL:
-                pair_end = end
-            value = <const uint8_t *>memchr(at, 1, pair_end - at) if pair_end > at else NULL
+        end = begin + size
+        name = stop = begin
+        value = NULL  # of a pair whose name ended
+        while stop < end or name < end:
+            stop = parting(begin, stop, end)
+            if stop < end and stop[0] != 2:
+                if stop[0] == 0:
+                    return False
+                stop += 1
+                if value == NULL:
+                    value = stop
+                continue
             if value != NULL:
-                name_bytes = value - at
-                value += 1
-                value_bytes = pair_end - value
+                name_bytes = value - 1 - name
+                value_bytes = stop - value
                 if name_bytes and value_bytes:
-                    if count == PAIRS_MAX or _means_something(at, name_bytes):
+                    if count == PAIRS_MAX or _means_something(name, name_bytes):
                         return False
                     for index in range(count):
-                        if sizes[index] == name_bytes and memcmp(names[index], at, name_bytes) == 0:
+                        if sizes[index] == name_bytes and memcmp(names[index], name, name_bytes) == 0:
                             return False
-                    names[count] = at
+                    names[count] = name
                     sizes[count] = name_bytes
                     count += 1
-                    if _same(at, name_bytes, "WAIT", 4):
+                    kept = True
+                    value_at = to - self.scratch - self.scratch_size + name_bytes + 1
+                    if _same(name, name_bytes, "WAIT", 4):
                         wait[0] = value_bytes == 4 and (
                             (value[0] | 32) == 116 and (value[1] | 32) == 114
                             and (value[2] | 32) == 117 and (value[3] | 32) == 101
                         )
-                    if batch or not _same(at, name_bytes, "WAIT", 4):
-                        to = _put(to, at, pair_end - at)
+                        kept = batch
+                    elif _same(name, name_bytes, "TAGS", 4):
+                        noted.tags_at = <int32_t>value_at
+                        noted.tags_bytes = <int32_t>value_bytes
+                    elif _same(name, name_bytes, "KEYS", 4):
+                        noted.words_at = <int32_t>value_at
+                        noted.words_bytes = <int32_t>value_bytes
+                    elif _same(name, name_bytes, "UNIQ_KEY", 8):
+                        noted.unique_at = <int32_t>value_at
+                        noted.unique_bytes = <int32_t>value_bytes
+                    if kept:
+                        to = _put(to, name, stop - name)
                         to[0] = 2
                         to += 1
-            at = pair_end + 1
+            stop += 1
+            name = stop
+            value = NULL
         to = _put(to, PyBytes_AS_STRING(self.cluster), PyBytes_GET_SIZE(self.cluster))
         self.scratch_size = to - self.scratch
         return True
@@ -1255,8 +1319,7 @@ cdef class Intake:
         cdef const uint8_t *at = body
         cdef const uint8_t *end = body + body_bytes
         cdef const uint8_t *text
-        cdef Py_ssize_t size, inner, text_bytes, index
-        cdef uint8_t seen
+        cdef Py_ssize_t size, inner, text_bytes
         cdef Item *item
         while at < end:
             if end - at < ITEM_HEAD_BYTES + 2:
@@ -1271,10 +1334,7 @@ cdef class Intake:
             text_bytes = size - ITEM_HEAD_BYTES - inner - 2
             if _i16(text - 2) != text_bytes:
                 return False
-            seen = 0
-            for index in range(text_bytes):
-                seen |= text[index]
-            if seen >= 0x80 and not _is_utf8(text, text_bytes):
+            if has_high(text, text_bytes) and not _is_utf8(text, text_bytes):
                 return False
             if text_bytes and (memchr(text, 0, text_bytes) != NULL or _acts(text, text_bytes)):
                 return False
@@ -1387,7 +1447,10 @@ cdef class Intake:
                 item.log_offset = log_offset
                 record_bytes = self._record(to, ask, item, plan, ask.queue_offset + index, store_ms)
                 properties_bytes = _properties_bytes(item)
-                _read_facts(to + record_bytes - properties_bytes, properties_bytes, &facts)
+                if item.own_bytes:
+                    _read_facts(to + record_bytes - properties_bytes, properties_bytes, &facts)
+                else:
+                    _noted_facts(&item.noted, to + record_bytes - properties_bytes, &facts)
                 entry = _put64(plan.entries[ask.queue_id], <uint64_t>log_offset)
                 entry = _put32(entry, <uint32_t>record_bytes)
                 plan.entries[ask.queue_id] = _put64(entry, <uint64_t>_tags_code(&facts))
@@ -1419,9 +1482,9 @@ cdef class Intake:
         at = _put64(at, <uint64_t>item.log_offset)
         at = _put32(at, <uint32_t>sys_flag)
         at = _put64(at, <uint64_t>ask.born_ms)
-        at = _put(at, PyBytes_AS_STRING(self.born_host), born_bytes)
+        at = _put_host(at, self.born_host, born_bytes)
         at = _put64(at, <uint64_t>store_ms)
-        at = _put(at, PyBytes_AS_STRING(self.store_host), store_bytes)
+        at = _put_host(at, self.store_host, store_bytes)
         at = _put32(at, <uint32_t>ask.reconsume_times)
         at = _put64(at, 0)
         at = _put32(at, <uint32_t>item.body_bytes)
@@ -1574,6 +1637,24 @@ cdef class Intake:
         self.scratch = scratch
         self.scratch_room = room
         return 0
+
+
+cdef inline uint8_t *_put_host(uint8_t *at, bytes host, Py_ssize_t size) noexcept:
+    if size == 8:  # nearly always, and compilers make one move of it
+        memcpy(at, PyBytes_AS_STRING(host), 8)
+        return at + 8
+    return _put(at, PyBytes_AS_STRING(host), size)
+
+
+cdef inline void _noted_facts(Noted *noted, const uint8_t *properties, Facts *facts) noexcept nogil:
+    """What `_read_facts` finds in properties that are all shared; no level: the lane takes none."""
+    facts.level = 0
+    facts.tags = properties + noted.tags_at if noted.tags_bytes else NULL
+    facts.tags_bytes = noted.tags_bytes
+    facts.words = properties + noted.words_at if noted.words_bytes else NULL
+    facts.words_bytes = noted.words_bytes
+    facts.unique = properties + noted.unique_at if noted.unique_bytes else NULL
+    facts.unique_bytes = noted.unique_bytes
 
 
 cdef inline bint _needs_end(Item *item) noexcept nogil:

@@ -1075,49 +1075,54 @@ cdef tuple _entry(Fields *fields, Py_ssize_t size):
     )
 
 
-cdef int64_t _tags_code(Facts *facts) except? -1:
-    cdef uint32_t state = 0
-    if facts.tags == NULL:
-        return 0
-    if _hash_ascii(facts.tags, facts.tags_bytes, &state):
-        return <int32_t>state
-    return _java_hash(_text(facts.tags, facts.tags_bytes))
-
-
 cdef extern from *:
     """
     /* Carries Java's hash on over bytes, 16 at a time: by pairs, by fours, then as a polynomial of
-       31 to the power of 4. */
-    static inline uint32_t hash_bytes(uint32_t value, const uint8_t *at, size_t size) {
+       31 to the power of 4. Whether all bytes were ASCII. */
+    static inline int hash_ascii(uint32_t *state, const uint8_t *at, size_t size) {
+        uint32_t value = *state;
+        unsigned seen = 0;
     #ifdef __SSE2__
         const __m128i zero = _mm_setzero_si128();
         const __m128i ones = _mm_set1_epi32(31 | 1 << 16), twos = _mm_set1_epi32(961 | 1 << 16);
+        int high = 0;
         for (; size >= 16; at += 16, size -= 16) {
             __m128i some = _mm_loadu_si128((const __m128i *)at);
             __m128i front = _mm_madd_epi16(_mm_unpacklo_epi8(some, zero), ones);
             __m128i back = _mm_madd_epi16(_mm_unpackhi_epi8(some, zero), ones);
             uint32_t four[4];
             _mm_storeu_si128((__m128i *)four, _mm_madd_epi16(_mm_packs_epi32(front, back), twos));
+            high |= _mm_movemask_epi8(some);
             value = value * 923521u + four[0];
             value = value * 923521u + four[1];
             value = value * 923521u + four[2];
             value = value * 923521u + four[3];
         }
+        if (high)
+            seen = 0x80;
     #endif
-        for (; size >= 4; at += 4, size -= 4)
+        for (; size >= 4; at += 4, size -= 4) {
+            seen |= at[0] | at[1] | at[2] | at[3];
             value = value * 923521u + at[0] * 29791u + at[1] * 961u + at[2] * 31u + at[3];
-        for (; size; at++, size--)
+        }
+        for (; size; at++, size--) {
+            seen |= *at;
             value = value * 31u + *at;
-        return value;
+        }
+        *state = value;
+        return seen < 0x80;
     }
     """
-    uint32_t hash_bytes(uint32_t value, const uint8_t *at, size_t size) noexcept nogil
+    bint hash_ascii(uint32_t *state, const uint8_t *at, size_t size) noexcept nogil
 
 
-cdef inline bint _hash_ascii(const uint8_t *at, Py_ssize_t size, uint32_t *state) noexcept nogil:
-    """Carry Java's hash on over these bytes; False when they are not ASCII."""
-    state[0] = hash_bytes(state[0], at, size)
-    return not has_high(at, size)
+cdef int64_t _tags_code(Facts *facts) except? -1:
+    cdef uint32_t state = 0
+    if facts.tags == NULL:
+        return 0
+    if hash_ascii(&state, facts.tags, facts.tags_bytes):
+        return <int32_t>state
+    return _java_hash(_text(facts.tags, facts.tags_bytes))
 
 
 cdef inline const uint8_t *_word_end(const uint8_t *at, const uint8_t *end) noexcept nogil:
@@ -1247,7 +1252,7 @@ cdef uint8_t *_put_key(
 ) except NULL:
     cdef uint32_t state = prefix
     cdef int32_t hashed
-    if _hash_ascii(at, size, &state):
+    if hash_ascii(&state, at, size):
         hashed = _absolute(<int32_t>state)
     else:
         hashed = _key_hash(topic, _text(at, size))
