@@ -1,41 +1,78 @@
 """What `lane`, `pulls` and `arrow` share with `native`: numbers, the scanner of JSON, the checksum,
 what queues and index need of a record, the choice of records."""
 
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 
+# Numbers as they stand in frames and records, the highest byte first.
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <string.h>
+    #if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    #define BIG16(value) __builtin_bswap16(value)
+    #define BIG32(value) __builtin_bswap32(value)
+    #define BIG64(value) __builtin_bswap64(value)
+    #else
+    static inline uint16_t BIG16(uint16_t value) {
+        const uint8_t bytes[2] = {(uint8_t)(value >> 8), (uint8_t)value};
+        memcpy(&value, bytes, 2);
+        return value;
+    }
+    static inline uint32_t BIG32(uint32_t value) {
+        const uint8_t bytes[4] = {
+            (uint8_t)(value >> 24), (uint8_t)(value >> 16), (uint8_t)(value >> 8), (uint8_t)value
+        };
+        memcpy(&value, bytes, 4);
+        return value;
+    }
+    static inline uint64_t BIG64(uint64_t value) {
+        const uint32_t halves[2] = {BIG32((uint32_t)(value >> 32)), BIG32((uint32_t)value)};
+        memcpy(&value, halves, 8);
+        return value;
+    }
+    #endif
+    """
+    uint16_t BIG16(uint16_t value) noexcept nogil
+    uint32_t BIG32(uint32_t value) noexcept nogil
+    uint64_t BIG64(uint64_t value) noexcept nogil
+
+
 cdef inline int16_t _i16(const uint8_t *at) noexcept nogil:
-    return <int16_t>((at[0] << 8) | at[1])
+    cdef uint16_t value
+    memcpy(&value, at, 2)
+    return <int16_t>BIG16(value)
 
 
 cdef inline int32_t _i32(const uint8_t *at) noexcept nogil:
-    return <int32_t>(
-        (<uint32_t>at[0] << 24) | (<uint32_t>at[1] << 16) | (<uint32_t>at[2] << 8) | at[3]
-    )
+    cdef uint32_t value
+    memcpy(&value, at, 4)
+    return <int32_t>BIG32(value)
 
 
 cdef inline int64_t _i64(const uint8_t *at) noexcept nogil:
-    return <int64_t>((<uint64_t><uint32_t>_i32(at) << 32) | <uint32_t>_i32(at + 4))
+    cdef uint64_t value
+    memcpy(&value, at, 8)
+    return <int64_t>BIG64(value)
 
 
 cdef inline uint8_t *_put16(uint8_t *at, uint32_t value) noexcept nogil:
-    at[0] = <uint8_t>(value >> 8)
-    at[1] = <uint8_t>value
+    cdef uint16_t big = BIG16(<uint16_t>value)
+    memcpy(at, &big, 2)
     return at + 2
 
 
 cdef inline uint8_t *_put32(uint8_t *at, uint32_t value) noexcept nogil:
-    at[0] = <uint8_t>(value >> 24)
-    at[1] = <uint8_t>(value >> 16)
-    at[2] = <uint8_t>(value >> 8)
-    at[3] = <uint8_t>value
+    cdef uint32_t big = BIG32(value)
+    memcpy(at, &big, 4)
     return at + 4
 
 
 cdef inline uint8_t *_put64(uint8_t *at, uint64_t value) noexcept nogil:
-    _put32(at, <uint32_t>(value >> 32))
-    return _put32(at + 4, <uint32_t>value)
+    cdef uint64_t big = BIG64(value)
+    memcpy(at, &big, 8)
+    return at + 8
 
 
 cdef inline uint8_t *_put(uint8_t *at, const void *data, Py_ssize_t size) noexcept nogil:
