@@ -244,6 +244,8 @@ cdef const uint8_t *_read_fields(const uint8_t *at, const uint8_t *end, Head *he
         if escaped and (slot != 8 or head.code == CODE_PULL):
             return NULL
         if slot >= 0:
+            if head.fields[slot].escaped:  # the slow lane looks at all escapes, not the last only
+                return NULL
             head.fields[slot].at = value
             head.fields[slot].size = <int32_t>size
             head.fields[slot].escaped = escaped
@@ -307,10 +309,8 @@ cdef bint _read_json(const uint8_t *at, Py_ssize_t size, Head *head):
                 return False
             at += 1
         elif byte == 123:
-            if not has_code or not _same(name, name_bytes, "extFields", 9):
+            if not has_code or has_fields or not _same(name, name_bytes, "extFields", 9):
                 return False
-            if has_fields:  # the last ones count
-                memset(head.fields, 0, sizeof(head.fields))
             has_fields = True
             at = _read_fields(at, end, head)
             if at == NULL:
