@@ -393,9 +393,38 @@ cdef bint _read_head(const uint8_t *at, Py_ssize_t length, Head *head, const uin
     return not head.flag & FLAG_RESPONSE
 
 
+cdef extern from *:
+    """
+    /* The number that eight digits are; 0 when they are not digits. */
+    static inline int eight_digits(const uint8_t *at, uint64_t *number) {
+    #if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+        const uint64_t high = 0xF0F0F0F0F0F0F0F0u, zeros = 0x3030303030303030u;
+        uint64_t some;
+        memcpy(&some, at, 8);
+        if ((some & high) != zeros || ((some + 0x0606060606060606u) & high) != zeros)
+            return 0;
+        some = (some - zeros) * 2561 >> 8;  /* tens and ones, then pairs of them, then fours */
+        some = (some & 0x00FF00FF00FF00FFu) * 6553601 >> 16;
+        *number = (some & 0x0000FFFF0000FFFFu) * 42949672960001u >> 32;
+    #else
+        uint64_t total = 0;
+        for (int index = 0; index < 8; index++) {
+            if (at[index] < 48 || at[index] > 57)
+                return 0;
+            total = total * 10 + (at[index] - 48);
+        }
+        *number = total;
+    #endif
+        return 1;
+    }
+    """
+    bint eight_digits(const uint8_t *at, uint64_t *number) noexcept nogil
+
+
 cdef bint _long_number(Text *text, int64_t *value) noexcept nogil:
     cdef const uint8_t *at = text.at
     cdef const uint8_t *end
+    cdef uint64_t eight = 0
     cdef int64_t total = 0
     cdef bint negative
     if at == NULL or text.size == 0 or text.escaped:
@@ -408,6 +437,11 @@ cdef bint _long_number(Text *text, int64_t *value) noexcept nogil:
         at += 1
     if at == end or end - at > 18 or (at[0] == 48 and negative):
         return False
+    while end - at >= 8:
+        if not eight_digits(at, &eight):
+            return False
+        total = total * 100_000_000 + <int64_t>eight
+        at += 8
     while at < end:
         if not 48 <= at[0] <= 57:
             return False
@@ -651,17 +685,18 @@ cdef extern from *:
         const uint8_t *begin, const uint8_t *at, const uint8_t *end
     ) {
     #ifdef __SSE2__
+        const __m128i low = _mm_set1_epi8(2);
+        for (; end - at >= 16; at += 16) {
+            __m128i some = _mm_loadu_si128((const __m128i *)at);
+            unsigned mask = _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_min_epu8(some, low), some));
+            if (mask)
+                return at + __builtin_ctz(mask);
+        }
         if (end - begin >= 16) {
-            const __m128i low = _mm_set1_epi8(2);
-            for (; at < end; at += 16) {
-                int left = end - at < 16 ? (int)(end - at) : 16;
-                __m128i some = _mm_loadu_si128((const __m128i *)(at + left - 16));
-                int mask = _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_min_epu8(some, low), some));
-                mask >>= 16 - left;
-                if (mask)
-                    return at + __builtin_ctz(mask);
-            }
-            return end;
+            __m128i some = _mm_loadu_si128((const __m128i *)(end - 16));
+            unsigned mask = _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_min_epu8(some, low), some));
+            mask >>= 16 - (end - at);
+            return mask ? at + __builtin_ctz(mask) : end;
         }
     #endif
         while (at < end && *at > 2)
@@ -1237,8 +1272,11 @@ cdef class Intake:
         cdef const uint8_t *names[PAIRS_MAX]
         cdef Py_ssize_t sizes[PAIRS_MAX]
         cdef Py_ssize_t count = 0
-        cdef Py_ssize_t index, size, name_bytes, value_bytes, value_at
+        cdef Py_ssize_t size, name_bytes, value_bytes, value_at
+        cdef bytes cluster = self.cluster
         cdef bint kept
+        cdef uint64_t bit
+        cdef uint64_t bits = 0
         cdef const uint8_t *begin
         cdef const uint8_t *end
         cdef const uint8_t *name
@@ -1249,9 +1287,9 @@ cdef class Intake:
         memset(noted, 0, sizeof(Noted))
         size = 0 if text.at == NULL else text.size
         # The text unescaped behind, and in front of it what is made of it.
-        self._reserve(2 * size + PyBytes_GET_SIZE(self.cluster) + 2)
+        self._reserve(2 * size + PyBytes_GET_SIZE(cluster) + 2)
         to = self.scratch + self.scratch_size
-        source = to + size + PyBytes_GET_SIZE(self.cluster) + 2
+        source = to + size + PyBytes_GET_SIZE(cluster) + 2
         begin = text.at
         if size and text.escaped:
             size = _unescape(text.at, size, source)
@@ -1280,9 +1318,10 @@ cdef class Intake:
                 if name_bytes and value_bytes:
                     if count == PAIRS_MAX or _means_something(name, name_bytes):
                         return False
-                    for index in range(count):
-                        if sizes[index] == name_bytes and memcmp(names[index], name, name_bytes) == 0:
-                            return False
+                    bit = <uint64_t>1 << ((name[0] + 8 * name_bytes) & 63)
+                    if bits & bit and _among(names, sizes, count, name, name_bytes):
+                        return False
+                    bits |= bit
                     names[count] = name
                     sizes[count] = name_bytes
                     count += 1
@@ -1310,7 +1349,7 @@ cdef class Intake:
             stop += 1
             name = stop
             value = NULL
-        to = _put(to, PyBytes_AS_STRING(self.cluster), PyBytes_GET_SIZE(self.cluster))
+        to = _put(to, PyBytes_AS_STRING(cluster), PyBytes_GET_SIZE(cluster))
         self.scratch_size = to - self.scratch
         return True
 
@@ -1679,6 +1718,17 @@ cdef bint _acts(const uint8_t *at, Py_ssize_t size) noexcept nogil:
         if at == NULL:
             break
         at += 1
+    return False
+
+
+cdef bint _among(
+    const uint8_t **names, const Py_ssize_t *sizes, Py_ssize_t count, const uint8_t *name,
+    Py_ssize_t name_bytes,
+) noexcept nogil:
+    cdef Py_ssize_t index
+    for index in range(count):
+        if sizes[index] == name_bytes and memcmp(names[index], name, name_bytes) == 0:
+            return True
     return False
 
 

@@ -113,6 +113,11 @@ cdef extern from *:
     /* Whether a byte is not ASCII. */
     static inline int has_high(const uint8_t *at, size_t size) {
         uint64_t seen = 0, a, b, c, d;
+        if (size < 8) {
+            for (; size; at++, size--)
+                seen |= *at;
+            return (seen & 0x80) != 0;
+        }
         for (; size >= 32; at += 32, size -= 32) {
             memcpy(&a, at, 8);
             memcpy(&b, at + 8, 8);
@@ -124,8 +129,8 @@ cdef extern from *:
             memcpy(&a, at, 8);
             seen |= a;
         }
-        for (; size; at++, size--)
-            seen |= *at;
+        memcpy(&a, at + size - 8, 8);  /* some of these were seen before */
+        seen |= a;
         return (seen & 0x8080808080808080u) != 0;
     }
     """
