@@ -25,6 +25,9 @@ cdef struct Head:
     int32_t opaque
     int32_t flag
     int serialize
+    const uint8_t *start  # of the header
+    const uint8_t *opaque_at  # where the opaque stands, NULL if it does not
+    int32_t opaque_bytes
     Text fields[SLOTS]
 
 

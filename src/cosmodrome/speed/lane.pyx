@@ -46,6 +46,7 @@ from cosmodrome.speed.native cimport (
     _tags_code,
     _unescape,
     has_high,
+    span_stop,
 )
 
 cdef int SERIALIZE_JSON = layout.SERIALIZE_JSON
@@ -264,6 +265,7 @@ cdef bint _read_json(const uint8_t *at, Py_ssize_t size, Head *head):
     """A header in the shape clients write, its code before its fields; False otherwise."""
     cdef const uint8_t *end = at + size
     cdef const uint8_t *name = NULL
+    cdef const uint8_t *value
     cdef Py_ssize_t name_bytes = 0
     cdef bint escaped = False
     cdef bint has_code = False
@@ -273,6 +275,7 @@ cdef bint _read_json(const uint8_t *at, Py_ssize_t size, Head *head):
     if has_high(at, size) and not _is_utf8(at, size):
         return False
     head.opaque = head.flag = 0
+    head.opaque_at = NULL
     memset(head.fields, 0, sizeof(head.fields))
     at = _past_blanks(at, end)
     if at >= end or at[0] != 123:
@@ -284,11 +287,14 @@ cdef bint _read_json(const uint8_t *at, Py_ssize_t size, Head *head):
             return False
         byte = at[0]
         if byte == 45 or 48 <= byte <= 57:
+            value = at
             at = _int_end(at, end, &number)
             if at == NULL or number < -0x80000000LL or number > 0x7FFFFFFFLL:
                 return False
             if _same(name, name_bytes, "opaque", 6):
                 head.opaque = <int32_t>number
+                head.opaque_at = value
+                head.opaque_bytes = <int32_t>(at - value)
             elif _same(name, name_bytes, "flag", 4):
                 head.flag = <int32_t>number
             elif _same(name, name_bytes, "code", 4):
@@ -309,8 +315,12 @@ cdef bint _read_json(const uint8_t *at, Py_ssize_t size, Head *head):
                 return False
             at += 1
         elif byte == 123:
-            if not has_code or has_fields or not _same(name, name_bytes, "extFields", 9):
+            if not has_code or not _same(name, name_bytes, "extFields", 9):
                 return False
+            if has_fields:  # the last ones count
+                if head.fields[8].escaped:
+                    return False
+                memset(head.fields, 0, sizeof(head.fields))
             has_fields = True
             at = _read_fields(at, end, head)
             if at == NULL:
@@ -343,6 +353,8 @@ cdef bint _read_binary(const uint8_t *at, Py_ssize_t size, Head *head) noexcept 
     if not _ours(head.code):
         return False
     head.opaque = _i32(at + 5)
+    head.opaque_at = at + 5
+    head.opaque_bytes = 4
     head.flag = _i32(at + 9)
     value_bytes = _i32(at + 13)
     at += BINARY_HEADER_BYTES
@@ -381,6 +393,7 @@ cdef bint _read_head(const uint8_t *at, Py_ssize_t length, Head *head, const uin
     cdef Py_ssize_t header_bytes = word & 0xFFFFFF
     cdef int index
     head.serialize = word >> 24
+    head.start = at + 4
     if header_bytes > length - 4:
         return False
     if head.serialize == SERIALIZE_JSON:
@@ -671,7 +684,13 @@ cdef class Template:
         return out[:size]
 
 
-# --- sends ---------------------------------------------------------------------------------
+# --- headers that repeat -------------------------------------------------------------------
+#
+# The headers of one producer differ in few values. When one was read and taken in the ordinary way
+# a Shape keeps the text between those values. A header with the same text around values that cannot
+# mean anything but themselves (digits; ASCII without quotes, escapes and control characters) is
+# what that one was with other values, and need not be read. In a binary header the text around a
+# value tells its length, so there that stays the same too.
 
 
 cdef extern from *:
@@ -707,6 +726,237 @@ cdef extern from *:
     const uint8_t *parting(
         const uint8_t *begin, const uint8_t *at, const uint8_t *end
     ) noexcept nogil
+
+
+cdef enum:
+    SHAPES = 8
+    SHAPE_BYTES_MAX = 1024  # of a header that is remembered
+    HOLES_MAX = 16
+    CREDIT_MAX = 256  # remembering costs as much as reading some headers: it has to be earned
+    REMEMBER_COST = 8
+    CREDIT_EVERY = 256  # headers that were not known, until it is tried again
+
+cdef enum:  # what a hole is for; those before VALUE are numbers
+    HOLE_QUEUE_ID = 0
+    HOLE_BORN_MS = 1
+    HOLE_OPAQUE = 2
+    HOLE_VALUE = 3
+    HOLE_TAGS = 4
+    HOLE_WORDS = 5
+    HOLE_UNIQUE = 6
+
+cdef struct Hole:
+    int kind
+    Py_ssize_t text_bytes  # of the header, before it
+    Py_ssize_t kept_bytes  # of the stored properties, before its value
+    Text learned  # what was in it; of that, only the size is valid later
+
+
+cdef struct Shape:
+    Hole holes[HOLES_MAX]
+    Py_ssize_t count
+    Py_ssize_t text_bytes
+    Py_ssize_t kept_bytes
+    Py_ssize_t topic_at
+    int32_t topic_bytes
+    int serialize
+    int32_t code
+    int32_t sys_flag
+    int32_t flag
+    int32_t reconsume_times
+    bint oneway
+    bint wait
+    uint8_t text[SHAPE_BYTES_MAX]  # the header without its holes
+    uint8_t kept[SHAPE_BYTES_MAX]  # the properties without theirs
+
+
+cdef struct Filled:
+    int64_t numbers[HOLE_VALUE]
+    Text values[HOLES_MAX]
+
+
+cdef bint _add_hole(Shape *shape, int kind, const uint8_t *at, Py_ssize_t size) noexcept nogil:
+    """A hole among the others, in the order of the header."""
+    cdef Py_ssize_t number = shape.count
+    if number == HOLES_MAX or size < 1:
+        return False
+    while number and shape.holes[number - 1].learned.at > at:
+        shape.holes[number] = shape.holes[number - 1]
+        number -= 1
+    shape.holes[number].kind = kind
+    shape.holes[number].kept_bytes = 0
+    shape.holes[number].learned.at = at
+    shape.holes[number].learned.size = <int32_t>size
+    shape.count += 1
+    return True
+
+
+cdef bint _add_number(Shape *shape, int kind, Text *text) noexcept nogil:
+    """A number in quotes, if JSON: what is in a hole may begin with zeros."""
+    if shape.serialize == SERIALIZE_JSON and (text.at - 1)[0] != 34:
+        return False
+    return _add_hole(shape, kind, text.at, text.size)
+
+
+cdef inline const uint8_t *_text_end(Shape *shape, const uint8_t *at, const uint8_t *end) noexcept nogil:
+    """Where a text ends that means nothing but itself."""
+    return parting(at, at, end) if shape.serialize == SERIALIZE_BINARY else span_stop(at, end)
+
+
+cdef const uint8_t *_parting_end(Shape *shape, const uint8_t *at, const uint8_t *end, uint8_t byte) noexcept nogil:
+    """Behind what parts properties, a byte or its escape; NULL when it is not there."""
+    if shape.serialize == SERIALIZE_BINARY:
+        return at + 1 if at < end and at[0] == byte else NULL
+    if byte == 1:
+        return _word_end(at, end, "\\u0001", 6)
+    return _word_end(at, end, "\\u0002", 6)
+
+
+cdef bint _add_values(Shape *shape, Text *text) noexcept nogil:
+    """The values of properties, as they stand in a header, but for the one that the lane acts on."""
+    cdef const uint8_t *at = text.at
+    cdef const uint8_t *end = at + text.size
+    cdef const uint8_t *value
+    cdef const uint8_t *stop
+    cdef const uint8_t *next_at
+    cdef uint8_t *kept = shape.kept
+    cdef Py_ssize_t name_bytes
+    cdef Py_ssize_t kept_before = 0
+    cdef int kind
+    cdef Py_ssize_t number
+    while at < end:
+        stop = _text_end(shape, at, end)
+        name_bytes = stop - at
+        value = _parting_end(shape, stop, end, 1)
+        if value == NULL or name_bytes == 0:
+            return False
+        stop = _text_end(shape, value, end)
+        next_at = end if stop == end else _parting_end(shape, stop, end, 2)
+        if stop == value or next_at == NULL:
+            return False
+        if not _same(at, name_bytes, "WAIT", 4):
+            kind = HOLE_VALUE
+            if _same(at, name_bytes, "TAGS", 4):
+                kind = HOLE_TAGS
+            elif _same(at, name_bytes, "KEYS", 4):
+                kind = HOLE_WORDS
+            elif _same(at, name_bytes, "UNIQ_KEY", 8):
+                kind = HOLE_UNIQUE
+            if not _add_hole(shape, kind, value, stop - value):
+                return False
+            kept = _put(kept, at, name_bytes)
+            kept[0] = 1
+            kept += 1
+            for number in range(shape.count):
+                if shape.holes[number].learned.at == value:
+                    shape.holes[number].kept_bytes = kept - shape.kept - kept_before
+            kept_before = kept - shape.kept
+            kept[0] = 2
+            kept += 1
+        at = next_at
+    shape.kept_bytes = kept - shape.kept
+    return True
+
+
+cdef bint _learn(Shape *shape, Head *head, Py_ssize_t size) noexcept nogil:
+    """Make the shape of a header, of a send that was taken and is no batch; False if unusual."""
+    cdef const uint8_t *at = head.start
+    cdef const uint8_t *topic = head.fields[1].at
+    cdef uint8_t *to = shape.text
+    cdef Hole *hole
+    cdef Py_ssize_t number
+    shape.count = shape.kept_bytes = 0
+    shape.serialize = head.serialize
+    if size > SHAPE_BYTES_MAX or head.opaque_at == NULL:
+        return False
+    if not (
+        _add_hole(shape, HOLE_OPAQUE, head.opaque_at, head.opaque_bytes)
+        and _add_number(shape, HOLE_QUEUE_ID, &head.fields[4])
+        and _add_number(shape, HOLE_BORN_MS, &head.fields[6])
+        and _number32(&head.fields[5], &shape.sys_flag)
+        and _number32(&head.fields[7], &shape.flag)
+    ):
+        return False
+    if head.fields[8].at != NULL and not _add_values(shape, &head.fields[8]):
+        return False
+    for number in range(shape.count):
+        hole = &shape.holes[number]
+        if at <= topic < hole.learned.at:
+            shape.topic_at = to - shape.text + (topic - at)
+        hole.text_bytes = hole.learned.at - at
+        to = _put(to, at, hole.text_bytes)
+        at = hole.learned.at + hole.learned.size
+    if at <= topic:
+        shape.topic_at = to - shape.text + (topic - at)
+    to = _put(to, at, head.start + size - at)
+    shape.text_bytes = to - shape.text
+    shape.topic_bytes = head.fields[1].size
+    shape.code = head.code
+    shape.oneway = head.flag & FLAG_ONEWAY != 0
+    return True
+
+
+cdef inline const uint8_t *_digits_end(const uint8_t *at, const uint8_t *end, int64_t *value) noexcept nogil:
+    """Behind at most 18 digits; NULL when there are more, or none."""
+    cdef const uint8_t *first = at
+    cdef uint64_t total = 0
+    if end - at >= 8 and eight_digits(at, &total):
+        at += 8
+    while at < end and 48 <= at[0] <= 57:
+        if at - first == 18:
+            return NULL
+        total = total * 10 + (at[0] - 48)
+        at += 1
+    value[0] = <int64_t>total
+    return at if at > first else NULL
+
+
+cdef bint _fits(Shape *shape, const uint8_t *at, const uint8_t *end, Filled *filled) noexcept nogil:
+    """Whether a header has this shape, and what is in its holes."""
+    cdef const uint8_t *text = shape.text
+    cdef const uint8_t *stop
+    cdef const uint8_t *hole_end
+    cdef bint binary = shape.serialize == SERIALIZE_BINARY
+    cdef Hole *hole
+    cdef Py_ssize_t number, size
+    for number in range(shape.count):
+        hole = &shape.holes[number]
+        size = hole.text_bytes
+        if end - at < size or memcmp(at, text, size) != 0:
+            return False
+        at += size
+        text += size
+        hole_end = end
+        if binary:
+            hole_end = at + hole.learned.size
+            if hole_end > end:
+                return False
+        if hole.kind >= HOLE_VALUE:
+            stop = _text_end(shape, at, hole_end)
+            if stop == at or has_high(at, stop - at):
+                return False
+            filled.values[number].at = at
+            filled.values[number].size = <int32_t>(stop - at)
+        elif binary and hole.kind == HOLE_OPAQUE:
+            filled.numbers[HOLE_OPAQUE] = _i32(at)
+            stop = hole_end
+        else:
+            stop = _digits_end(at, hole_end, &filled.numbers[hole.kind])
+            if stop == NULL:
+                return False
+            if hole.kind == HOLE_OPAQUE and at[0] == 48 and stop - at > 1:
+                return False
+        if binary and stop != hole_end:
+            return False
+        at = stop
+    size = shape.text + shape.text_bytes - text
+    return (
+        end - at == size and memcmp(at, text, size) == 0
+        and filled.numbers[HOLE_OPAQUE] <= 0x7FFFFFFFLL
+    )
+
+
+# --- sends ---------------------------------------------------------------------------------
 
 
 cdef class Plan:
@@ -979,6 +1229,9 @@ cdef class Intake:
     cdef Py_ssize_t scratch_size, scratch_room
     cdef uint8_t *keys  # for the index, packed
     cdef Py_ssize_t keys_room
+    cdef Shape *shapes
+    cdef Py_ssize_t shape_count, shape_next, shape_last  # the one to replace, and the last one met
+    cdef Py_ssize_t credit, unknown
     cdef list plans
     cdef object find
     cdef bytes cluster
@@ -1006,6 +1259,9 @@ cdef class Intake:
         self.keys_room = 0
         self.kept = NULL
         self.kept_room = self.kept_bytes = 0
+        self.shapes = NULL
+        self.shape_count = self.shape_next = self.shape_last = self.unknown = 0
+        self.credit = CREDIT_MAX
         self.ask_count = self.ask_room = self.item_count = self.item_room = 0
         self.scratch_size = self.scratch_room = 0
 
@@ -1028,6 +1284,7 @@ cdef class Intake:
         PyMem_Free(self.items)
         PyMem_Free(self.scratch)
         PyMem_Free(self.keys)
+        PyMem_Free(self.shapes)
 
     # --- the walk ----------------------------------------------------------------------------
 
@@ -1124,6 +1381,9 @@ cdef class Intake:
             if self.ask_count >= limit:
                 why = FULL
                 break
+            if self._take_known(data + at + 4, length, at):
+                at += 4 + length
+                continue
             if not _read_head(data + at + 4, length, &head, &body, &body_bytes):
                 why = OTHER
                 break
@@ -1150,6 +1410,7 @@ cdef class Intake:
         cdef int32_t ignored = 0, flag = 0
         cdef bint batch = head.code == CODE_SEND_BATCH
         cdef bint unit = False
+        cdef Noted noted
         cdef Plan plan
         if PyBytes_GET_SIZE(self.store_host) == 0 or body_bytes > self.body_bytes_max:
             return False
@@ -1186,15 +1447,136 @@ cdef class Intake:
         ask.serialize = <uint8_t>head.serialize
         ask.oneway = head.flag & FLAG_ONEWAY != 0
         ask.queue_offset = 0
-        if not self._note(&ask, plan, &head.fields[8], body, body_bytes, flag, batch):
+        ask.wait = True
+        if not self._shared(&head.fields[8], &ask.wait, batch, &noted) or not self._note(
+            &ask, plan, scratch_before, &noted, body, body_bytes, flag, batch
+        ):
             self.item_count = items_before
             self.scratch_size = scratch_before
             return False
-        if self.ask_count == self.ask_room:
-            self._more_asks()
-        self.asks[self.ask_count] = ask
-        self.ask_count += 1
+        if not batch:
+            self._remember(head, body - head.start, &ask)
         return True
+
+    cdef bint _take_known(self, const uint8_t *at, Py_ssize_t length, Py_ssize_t start) except -1:
+        """Note a send whose header has a shape that was met before; False, with nothing changed, if not."""
+        cdef uint32_t word = <uint32_t>_i32(at)
+        cdef Py_ssize_t header_bytes = word & 0xFFFFFF
+        cdef Py_ssize_t body_bytes = length - 4 - header_bytes
+        cdef Py_ssize_t items_before = self.item_count
+        cdef Py_ssize_t scratch_before = self.scratch_size
+        cdef Py_ssize_t turn
+        cdef Shape *shape
+        cdef Filled filled
+        cdef Noted noted
+        cdef Text topic
+        cdef Ask ask
+        cdef Plan plan
+        if body_bytes < 0 or body_bytes > self.body_bytes_max:
+            return False
+        for turn in range(self.shape_count):
+            shape = &self.shapes[self.shape_last]
+            if <uint32_t>shape.serialize == word >> 24 and _fits(
+                shape, at + 4, at + 4 + header_bytes, &filled
+            ):
+                break
+            self.shape_last += 1
+            if self.shape_last == self.shape_count:
+                self.shape_last = 0
+        else:
+            return False
+        if PyBytes_GET_SIZE(self.store_host) == 0:
+            return False
+        topic.at = shape.text + shape.topic_at
+        topic.size = shape.topic_bytes
+        topic.escaped = False
+        plan = self._plan(&topic, &ask.plan)
+        if plan is None or filled.numbers[HOLE_QUEUE_ID] >= plan.queues:
+            return False
+        ask.queue_id = <int32_t>filled.numbers[HOLE_QUEUE_ID]
+        ask.born_ms = filled.numbers[HOLE_BORN_MS]
+        ask.opaque = <int32_t>filled.numbers[HOLE_OPAQUE]
+        ask.sys_flag = shape.sys_flag | plan.sys_flag
+        ask.reconsume_times = shape.reconsume_times
+        ask.start = start
+        ask.party = len(self.parties)
+        ask.first = items_before
+        ask.code = shape.code
+        ask.serialize = <uint8_t>shape.serialize
+        ask.oneway = shape.oneway
+        ask.wait = shape.wait
+        ask.queue_offset = 0
+        self._fill(shape, &filled, header_bytes, &noted)
+        if not self._note(
+            &ask, plan, scratch_before, &noted, at + 4 + header_bytes, body_bytes, shape.flag, False
+        ):
+            self.item_count = items_before
+            self.scratch_size = scratch_before
+            return False
+        self.credit += self.credit < CREDIT_MAX
+        if shape.serialize == SERIALIZE_BINARY:
+            self.saw_binary = True
+        return True
+
+    cdef int _fill(self, Shape *shape, Filled *filled, Py_ssize_t size, Noted *noted) except -1:
+        """What `_shared` makes of the properties, from their shape and what is in its holes."""
+        cdef bytes cluster = self.cluster
+        cdef const uint8_t *kept = shape.kept
+        cdef uint8_t *start
+        cdef uint8_t *to
+        cdef Hole *hole
+        cdef Text *value
+        cdef Py_ssize_t number
+        memset(noted, 0, sizeof(Noted))
+        self._reserve(size + PyBytes_GET_SIZE(cluster) + 1)  # names and values are in the header too
+        to = start = self.scratch + self.scratch_size
+        for number in range(shape.count):
+            hole = &shape.holes[number]
+            if hole.kind < HOLE_VALUE:
+                continue
+            value = &filled.values[number]
+            to = _put(to, kept, hole.kept_bytes)
+            kept += hole.kept_bytes
+            if hole.kind == HOLE_UNIQUE:
+                noted.unique_at = <int32_t>(to - start)
+                noted.unique_bytes = value.size
+            elif hole.kind == HOLE_TAGS:
+                noted.tags_at = <int32_t>(to - start)
+                noted.tags_bytes = value.size
+            elif hole.kind == HOLE_WORDS:
+                noted.words_at = <int32_t>(to - start)
+                noted.words_bytes = value.size
+            to = _put(to, value.at, value.size)
+        to = _put(to, kept, shape.kept + shape.kept_bytes - kept)
+        to = _put(to, PyBytes_AS_STRING(cluster), PyBytes_GET_SIZE(cluster))
+        self.scratch_size = to - self.scratch
+        return 0
+
+    cdef int _remember(self, Head *head, Py_ssize_t size, Ask *ask) except -1:
+        """Learn the shape of a header that was not known, if there is credit for it."""
+        cdef Shape *shape
+        self.unknown += 1
+        if self.unknown == CREDIT_EVERY:
+            self.unknown = 0
+            self.credit += REMEMBER_COST
+        if self.credit < REMEMBER_COST:
+            return 0
+        self.credit -= REMEMBER_COST
+        if self.shapes == NULL:
+            self.shapes = <Shape *>PyMem_Malloc((SHAPES + 1) * sizeof(Shape))  # the last one to learn in
+            if self.shapes == NULL:
+                raise MemoryError
+        shape = &self.shapes[SHAPES]
+        if not _learn(shape, head, size):
+            return 0
+        shape.reconsume_times = ask.reconsume_times
+        shape.wait = ask.wait
+        self.shape_last = self.shape_next
+        self.shapes[self.shape_last] = shape[0]
+        self.shape_next = (self.shape_next + 1) % SHAPES
+        if self.shape_count < SHAPES:
+            self.shape_count += 1
+        return 0
 
     cdef Plan _plan(self, Text *topic, Py_ssize_t *number):
         cdef Plan plan
@@ -1228,23 +1610,17 @@ cdef class Intake:
         return plan
 
     cdef bint _note(
-        self, Ask *ask, Plan plan, Text *properties, const uint8_t *body, Py_ssize_t body_bytes,
-        int32_t flag, bint batch,
+        self, Ask *ask, Plan plan, Py_ssize_t shared_at, Noted *noted, const uint8_t *body,
+        Py_ssize_t body_bytes, int32_t flag, bint batch,
     ) except -1:
-        """The messages of a send, their properties checked and made ready."""
+        """Note a send and its messages, whose shared properties are made ready."""
         cdef Py_ssize_t fixed_bytes = (
             RECORD_BYTES_MIN - 2 * HOST_V4_BYTES + PyBytes_GET_SIZE(self.born_host)
             + PyBytes_GET_SIZE(self.store_host) + PyBytes_GET_SIZE(plan.name)
         )
-        cdef Py_ssize_t shared_at = self.scratch_size
-        cdef Py_ssize_t shared_bytes
-        cdef Noted noted
+        cdef Py_ssize_t shared_bytes = self.scratch_size - shared_at
         cdef Item *item
         cdef Py_ssize_t index
-        ask.wait = True
-        if not self._shared(properties, &ask.wait, batch, &noted):
-            return False
-        shared_bytes = self.scratch_size - shared_at
         if batch:
             if not self._split(body, body_bytes):
                 return False
@@ -1261,11 +1637,17 @@ cdef class Intake:
             item = &self.items[index]
             item.shared_at = shared_at
             item.shared_bytes = shared_bytes
-            item.noted = noted
+            item.noted = noted[0]
             if _properties_bytes(item) > PROPERTIES_BYTES_MAX:
                 return False
             ask.size += fixed_bytes + item.body_bytes + _properties_bytes(item)
-        return ask.count > 0 and ask.size <= self.record_bytes_max
+        if ask.count == 0 or ask.size > self.record_bytes_max:
+            return False
+        if self.ask_count == self.ask_room:
+            self._more_asks()
+        self.asks[self.ask_count] = ask[0]
+        self.ask_count += 1
+        return True
 
     cdef bint _shared(self, Text *text, bint *wait, bint batch, Noted *noted) except -1:
         """The properties of a send as they are stored, with the cluster, into the scratch buffer."""
