@@ -8,7 +8,8 @@ a copy of them and notes them, without making a Python object per message. So th
 connections come together until whoever gathers has them staged in the log, which calls back
 `encode` once per log file. `tickets` cuts them into `Ticket`s: those of one file that wait
 for the same promise. When that promise is kept, `Ticket.replies` writes the answers into one
-buffer per connection, from `Template`s that were made by the ordinary encoder.
+buffer per connection, from `Template`s that were made by the ordinary encoder. A header that is
+like one before, but for a few values, is compared with that instead of being read.
 
 This module has no pure twin, and no opinion: whatever is unusual in the least (an escape in a
 name, a property that means something, a field that is not there) ends the walk, and the frame goes
@@ -302,7 +303,9 @@ cdef bint _read_json(const uint8_t *at, Py_ssize_t size, Head *head):
                     return False
                 has_code = True
                 head.code = <int32_t>number
-            elif not _same(name, name_bytes, "version", 7) and not _same(name, name_bytes, "language", 8):
+            elif not (
+                _same(name, name_bytes, "version", 7) or _same(name, name_bytes, "language", 8)
+            ):
                 return False
         elif byte == 34:
             if not (
@@ -699,7 +702,8 @@ cdef extern from *:
     #include <emmintrin.h>
     #endif
 
-    /* The first byte from `at` on that parts properties (or is 0), or the end. Reads as of `begin`. */
+    /* The first byte from `at` on that parts properties (or is 0), or the end. What is read lies
+       behind `begin`. */
     static inline const uint8_t *parting(
         const uint8_t *begin, const uint8_t *at, const uint8_t *end
     ) {
@@ -798,12 +802,16 @@ cdef bint _add_number(Shape *shape, int kind, Text *text) noexcept nogil:
     return _add_hole(shape, kind, text.at, text.size)
 
 
-cdef inline const uint8_t *_text_end(Shape *shape, const uint8_t *at, const uint8_t *end) noexcept nogil:
+cdef inline const uint8_t *_text_end(
+    Shape *shape, const uint8_t *at, const uint8_t *end
+) noexcept nogil:
     """Where a text ends that means nothing but itself."""
     return parting(at, at, end) if shape.serialize == SERIALIZE_BINARY else span_stop(at, end)
 
 
-cdef const uint8_t *_parting_end(Shape *shape, const uint8_t *at, const uint8_t *end, uint8_t byte) noexcept nogil:
+cdef const uint8_t *_parting_end(
+    Shape *shape, const uint8_t *at, const uint8_t *end, uint8_t byte
+) noexcept nogil:
     """Behind what parts properties, a byte or its escape; NULL when it is not there."""
     if shape.serialize == SERIALIZE_BINARY:
         return at + 1 if at < end and at[0] == byte else NULL
@@ -813,7 +821,7 @@ cdef const uint8_t *_parting_end(Shape *shape, const uint8_t *at, const uint8_t 
 
 
 cdef bint _add_values(Shape *shape, Text *text) noexcept nogil:
-    """The values of properties, as they stand in a header, but for the one that the lane acts on."""
+    """The values of properties, as they stand in a header, but for what the lane acts on."""
     cdef const uint8_t *at = text.at
     cdef const uint8_t *end = at + text.size
     cdef const uint8_t *value
@@ -896,7 +904,9 @@ cdef bint _learn(Shape *shape, Head *head, Py_ssize_t size) noexcept nogil:
     return True
 
 
-cdef inline const uint8_t *_digits_end(const uint8_t *at, const uint8_t *end, int64_t *value) noexcept nogil:
+cdef inline const uint8_t *_digits_end(
+    const uint8_t *at, const uint8_t *end, int64_t *value
+) noexcept nogil:
     """Behind at most 18 digits; NULL when there are more, or none."""
     cdef const uint8_t *first = at
     cdef uint64_t total = 0
@@ -1459,7 +1469,7 @@ cdef class Intake:
         return True
 
     cdef bint _take_known(self, const uint8_t *at, Py_ssize_t length, Py_ssize_t start) except -1:
-        """Note a send whose header has a shape that was met before; False, with nothing changed, if not."""
+        """Note a send whose header has a known shape; False, with nothing changed, if not."""
         cdef uint32_t word = <uint32_t>_i32(at)
         cdef Py_ssize_t header_bytes = word & 0xFFFFFF
         cdef Py_ssize_t body_bytes = length - 4 - header_bytes
@@ -1528,7 +1538,8 @@ cdef class Intake:
         cdef Text *value
         cdef Py_ssize_t number
         memset(noted, 0, sizeof(Noted))
-        self._reserve(size + PyBytes_GET_SIZE(cluster) + 1)  # names and values are in the header too
+        # Names and values are in the header too, perhaps without a separator at their end.
+        self._reserve(size + PyBytes_GET_SIZE(cluster) + 1)
         to = start = self.scratch + self.scratch_size
         for number in range(shape.count):
             hole = &shape.holes[number]
@@ -1563,7 +1574,8 @@ cdef class Intake:
             return 0
         self.credit -= REMEMBER_COST
         if self.shapes == NULL:
-            self.shapes = <Shape *>PyMem_Malloc((SHAPES + 1) * sizeof(Shape))  # the last one to learn in
+            # The last one is there to learn in.
+            self.shapes = <Shape *>PyMem_Malloc((SHAPES + 1) * sizeof(Shape))
             if self.shapes == NULL:
                 raise MemoryError
         shape = &self.shapes[SHAPES]
