@@ -29,6 +29,7 @@ def options(root: Path) -> StoreOptions:
         max_index_num=200,
         flush_interval_consume_queue=20,
         disk_space_warning_level_ratio=100,
+        commit_log_zeros_ahead=0,  # or there would be room already when the disk is full
     )
 
 
