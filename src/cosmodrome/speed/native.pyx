@@ -1349,17 +1349,41 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
     return packed, bytes(keys), delayed, count, last_ms, at, why
 
 
+cdef extern from *:
+    """
+    #if defined(__GNUC__) || defined(__clang__)
+    #define ask_for(at) __builtin_prefetch((at), 1)
+    #else
+    #define ask_for(at) ((void)(at))
+    #endif
+    """
+    void ask_for(const uint8_t *at) noexcept nogil
+
+
+cdef enum:
+    CHAIN_AHEAD = 8
+
+
+cdef inline int64_t _slot_place(int32_t hashed, int64_t slot_count) noexcept nogil:
+    """Where in the table the slot of a hash begins."""
+    if hashed >= 0 and slot_count <= 0x7FFFFFFF:
+        return 4 * <int64_t>(<uint32_t>hashed % <uint32_t>slot_count)  # far cheaper than 64 bits
+    return 4 * ((hashed % slot_count + slot_count) % slot_count)
+
+
 def chain(
     bytearray slots not None, bytes keys not None, int64_t count, int64_t begin_ms, int64_t limit,
     bytearray out not None, bytearray pages=None,
 ):
     cdef int64_t slot_count = PyByteArray_GET_SIZE(slots) // 4
     cdef int64_t place
+    cdef int64_t places[CHAIN_AHEAD]
     cdef uint8_t *marks = NULL
     cdef Py_ssize_t key_count = PyBytes_GET_SIZE(keys) // INDEX_KEY_BYTES
     cdef Py_ssize_t taken = 0
     cdef Py_ssize_t fresh = 0
     cdef Py_ssize_t before
+    cdef int64_t ahead
     cdef const uint8_t *key = <const uint8_t *>PyBytes_AS_STRING(keys)
     cdef uint8_t *table
     cdef uint8_t *slot
@@ -1379,11 +1403,19 @@ def chain(
     PyByteArray_Resize(out, before + key_count * INDEX_ENTRY_BYTES)
     to = <uint8_t *>PyByteArray_AS_STRING(out) + before
     table = <uint8_t *>PyByteArray_AS_STRING(slots)
+    # The table is large and its slots are met at random, so they are asked for some keys ahead.
+    for ahead in range(min(CHAIN_AHEAD, key_count)):
+        places[ahead] = _slot_place(_i32(key + ahead * INDEX_KEY_BYTES), slot_count)
+        ask_for(table + places[ahead])
     while taken < key_count:
         hashed = _i32(key)
         store_ms = _i64(key + 12)
-        place = 4 * ((hashed % slot_count + slot_count) % slot_count)
+        place = places[taken % CHAIN_AHEAD]
         slot = table + place
+        if taken + CHAIN_AHEAD < key_count:
+            ahead = _slot_place(_i32(key + CHAIN_AHEAD * INDEX_KEY_BYTES), slot_count)
+            places[taken % CHAIN_AHEAD] = ahead
+            ask_for(table + ahead)
         previous = _i32(slot)
         if not 0 < previous < count:
             previous = 0
