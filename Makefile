@@ -67,7 +67,7 @@ clean: ## remove what the targets made, except the virtual environment
 	rm -f src/cosmodrome/speed/*.c src/cosmodrome/speed/*.so
 
 # The compiled core is optional: without a compiler the same package runs on its pure twin.
-$(VENV)/.run: requirements.lock pyproject.toml setup.py $(wildcard src/cosmodrome/speed/*.p[yx][xd]) | $(VENV)/bin/python
+$(VENV)/.run: requirements.lock pyproject.toml setup.py $(wildcard src/cosmodrome/speed/*.p[yx][xdi]) | $(VENV)/bin/python
 	$(PIP) --require-hashes -r requirements.lock
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
