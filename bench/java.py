@@ -2,9 +2,10 @@
 
 Java 4.9.7 (from build/peers, full JIT, 1 GiB heap) is warmed up on each path before it is measured
 there. The server is pinned to one core and the generator to the other; the server that is not
-measured is halted. Repetitions are interleaved and medians are shown with their range. With
---record the groups that ran replace theirs in bench/RESULTS.md, and one line goes to
-bench/trend.jsonl; this happens after each group, so an interrupted run keeps what it has.
+measured is halted; memory is full of files (`bench.ballast`). Repetitions are interleaved and
+medians are shown with their range. With --record the groups that ran replace theirs in
+bench/RESULTS.md, and one line goes to bench/trend.jsonl; this happens after each group, so an
+interrupted run keeps what it has.
 
 `bench.run` is the short form of this.
 """
@@ -26,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import verdict
+from bench.ballast import Ballast
 from bench.brokers import RESULTS, ROOT, Brokers
 from bench.load import Generator
 from bench.rows import GROUPS, Bench
@@ -51,6 +53,9 @@ def options_of(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=3, help="interleaved (3)")
     parser.add_argument("--seconds", type=float, default=3.0, help="measured per sample (3)")
     parser.add_argument("--warm", type=float, default=20.0, help="seconds per path of Java (20)")
+    parser.add_argument(
+        "--memory", choices=("full", "as-is"), default="full", help="see bench/ballast.py (full)"
+    )
     parser.add_argument("--record", action="store_true", help="write RESULTS.md and the trend")
     return parser.parse_args(words)
 
@@ -68,7 +73,10 @@ def main(words: Sequence[str] | None = None, *, page: Path | None = RESULTS) -> 
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=build)))
         generator = Generator()
         brokers = Brokers(scratch, stack)
-        bench = Bench(brokers, generator, options.seconds, options.repetitions, options.warm)
+        ballast = Ballast(scratch) if options.memory == "full" else None
+        bench = Bench(
+            *(brokers, generator, options.seconds, options.repetitions, options.warm), ballast
+        )
         for name in options.rows:
             title, measure = GROUPS[name]
             started = time.monotonic()

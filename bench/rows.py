@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from peers.raw import max_offset, put_topic
 
+from bench.ballast import Ballast
 from bench.brokers import ASYNC, SYNC, Brokers, Target
 from bench.load import Generator
 from bench.loadgen import cpu_seconds
@@ -57,14 +58,20 @@ class Bench:
     seconds: float
     repetitions: int
     warm_s: float
+    ballast: Ballast | None = None  # keeps memory full
     seen: dict[tuple[str, str], list[Sample]] = field(default_factory=dict)
 
     def pair(self) -> list[Target]:
         return [self.brokers.get("ours"), self.brokers.get("java")]
 
     def sample(self, target: Target, load: Load, seconds: float) -> Sample:
+        self.fill_memory()
         with target.awake():
             return self.generator.run(target, load, seconds)
+
+    def fill_memory(self) -> None:
+        if self.ballast is not None:
+            self.ballast.top_up()
 
     def warm(self, targets: Sequence[Target], load: Load, share: float = 1.0) -> None:
         """Java has the paths of this load compiled before it is measured; once per load."""
@@ -88,6 +95,7 @@ class Bench:
         return found
 
     def ring(self, target: Target, load: Load, seconds: float, warm_s: float = 1.0) -> Sample:
+        self.fill_memory()
         words = {"duration": seconds, "warmup": warm_s, "pid": target.pid, **load}
         return self.generator.program("bench.ring", target, words, seconds + warm_s)
 
