@@ -96,7 +96,7 @@ class Brokers:
     def get(self, kind: str, flush: str = ASYNC) -> Target:
         """A server that sleeps until it is measured; started by the first call.
 
-        "pure" is ours without the compiled core, "floor" stores nothing.
+        "pure" is ours without the compiled core, "floor" stores nothing, "bare" is bench/bare.c.
         """
         if (kind, flush) not in self._running:
             start: dict[str, Callable[[Path, str], Target]] = {
@@ -104,6 +104,7 @@ class Brokers:
                 "pure": self._start_pure,
                 "java": self._start_java,
                 "floor": self._start_floor,
+                "bare": self._start_bare,
             }
             directory = self._scratch / f"{kind}-{flush}"
             target = start[kind](directory, flush)
@@ -159,13 +160,24 @@ class Brokers:
         return Target("java", broker, pids, ready)
 
     def _start_floor(self, directory: Path, _flush: str) -> Target:
+        return self._start_program("floor", directory, [sys.executable, "-m", "bench.floor"], [])
+
+    def _start_bare(self, directory: Path, _flush: str) -> Target:
+        program = directory.with_suffix(".bin")
+        command = ["cc", "-O2", "-D_GNU_SOURCE", "-o", str(program), str(ROOT / "bench" / "bare.c")]
+        subprocess.run(command, check=True)
+        return self._start_program("bare", directory, [str(program)], [f"{directory}.written"])
+
+    def _start_program(
+        self, name: str, directory: Path, command: list[str], further: list[str]
+    ) -> Target:
         port = free_port()
-        command = [sys.executable, "-m", "bench.floor", str(port)]
-        process = Process("floor", command, directory.with_suffix(".log"), cwd=ROOT)
+        command = [*command, str(port), *further]
+        process = Process(name, command, directory.with_suffix(".log"), cwd=ROOT)
         self._stack.callback(process.kill9)
         process.start()
         process.wait_until(lambda: accepts(port), 20)
-        return Target("floor", port, (process.pid,))
+        return Target(name, port, (process.pid,))
 
 
 def memory_mb(pid: int) -> float:

@@ -32,6 +32,7 @@ SENDS: dict[str, tuple[Load, float]] = {
     "send 128 B, 1 × 1": ({**SMALL, "topic": "Alone", "conns": 1, "window": 1}, 3),
 }
 FLOOR = ("send 128 B, 8 × 16", "send 128 B, 8 × 256")
+ALONE = "send 128 B, 1 × 1"
 PULL: Load = {"op": "pull", "conns": 8, "window": 8}
 PULLS: dict[str, tuple[Load, float]] = {
     f"pull 32 × {said}": ({**PULL, "topic": f"Pull{size}0000", "size": size}, 4)
@@ -159,7 +160,11 @@ def floor(bench: Bench) -> list[Row]:
     found = bench.rounds({name: SENDS[name][0] for name in FLOOR}, targets)
     rows = [_cpu_row(name, found, 0.5, peer="floor") for name in FLOOR]
     # Rows of the trend are told apart by their names.
-    return [replace(row, name=f"{row.name}, against the floor") for row in rows]
+    rows = [replace(row, name=f"{row.name}, against the floor") for row in rows]
+    targets[1] = bench.brokers.get("bare")
+    found = bench.rounds({ALONE: SENDS[ALONE][0]}, targets)
+    row = _cpu_row(ALONE, found, None, peer="bare")
+    return [*rows, replace(row, name=f"{ALONE}, against bench/bare.c")]
 
 
 def pure(bench: Bench) -> list[Row]:
