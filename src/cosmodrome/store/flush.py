@@ -100,17 +100,11 @@ class Line:
 
     def __init__(self, tell: Many) -> None:
         self._tell = tell
-        self._for_written: deque[tuple[int, Any]] = deque()
-        self._for_durable: deque[tuple[int, float, Any]] = deque()  # end, deadline, who
-
-    def add_written(self, end: int, who: Any) -> None:
-        self._for_written.append((end, who))
-
-    def add_durable(self, end: int, deadline: float, who: Any) -> None:
-        self._for_durable.append((end, deadline, who))
+        self.for_written: deque[tuple[int, Any]] = deque()
+        self.for_durable: deque[tuple[int, float, Any]] = deque()  # end, deadline, who
 
     def written(self, end: int) -> None:
-        line = self._for_written
+        line = self.for_written
         if line and line[0][0] <= end:
             told = []
             while line and line[0][0] <= end:
@@ -118,7 +112,7 @@ class Line:
             self._say(told, PutStatus.OK)
 
     def durable(self, end: int) -> None:
-        line = self._for_durable
+        line = self.for_durable
         if line and line[0][0] <= end:
             told = []
             while line and line[0][0] <= end:
@@ -128,11 +122,11 @@ class Line:
     @property
     def deadline(self) -> float:
         """The next one, infinity when there is none."""
-        return self._for_durable[0][1] if self._for_durable else math.inf
+        return self.for_durable[0][1] if self.for_durable else math.inf
 
     def expire(self, now: float) -> None:
         """Tell those whose time is over."""
-        line = self._for_durable
+        line = self.for_durable
         told = []
         while line and line[0][1] <= now:
             told.append(line.popleft()[2])
@@ -141,10 +135,10 @@ class Line:
 
     def fail_above(self, end: int, error: StoreUnwritable) -> None:
         told = []
-        while self._for_written and self._for_written[-1][0] > end:
-            told.append(self._for_written.pop()[1])
-        while self._for_durable and self._for_durable[-1][0] > end:
-            told.append(self._for_durable.pop()[2])
+        while self.for_written and self.for_written[-1][0] > end:
+            told.append(self.for_written.pop()[1])
+        while self.for_durable and self.for_durable[-1][0] > end:
+            told.append(self.for_durable.pop()[2])
         if told:
             self._say(told[::-1], error)
 
@@ -273,14 +267,14 @@ class Flush:
     def join(self, line: Line, end: int, who: object, *, wait: bool) -> None:
         """Like `settle_then`, for what was staged in this turn, behind all that joined before."""
         if not wait:
-            line.add_written(end, who)
+            line.for_written.append((end, who))
         elif self._synced:
             loop = asyncio.get_running_loop()
-            line.add_durable(end, loop.time() + self._timeout_seconds, who)
+            line.for_durable.append((end, loop.time() + self._timeout_seconds, who))
             if self._deadline_timer is None:
                 self._deadline_timer = loop.call_later(self._timeout_seconds, self._expire)
         else:
-            line.add_durable(end, math.inf, who)
+            line.for_durable.append((end, math.inf, who))
 
     # --- inside ------------------------------------------------------------------------------
     def _enter(self, end: int, wait: bool, waiter: _Waiter) -> None:
@@ -316,7 +310,8 @@ class Flush:
         if self._for_written.heap:
             self._for_written.reached(written_end)
         for line in self._lines:
-            line.written(written_end)
+            if line.for_written:
+                line.written(written_end)
         if self._synced:
             self._begin_sync()
         elif self.failure is None:
@@ -382,7 +377,8 @@ class Flush:
         if self._for_durable.heap:
             self._for_durable.reached(end)
         for line in self._lines:
-            line.durable(end)
+            if line.for_durable:
+                line.durable(end)
         while self._deadlines and self._deadlines[0][1].done():
             self._deadlines.popleft()
 
