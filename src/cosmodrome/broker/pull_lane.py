@@ -100,7 +100,11 @@ class PullLane:
         while at < size and not connection.writing_paused:
             out: list[bytes] = []
             began = now()
-            at, why = pulls.feed(view, at, self._options.slave_read_enable, out)
+            at, why = pulls.feed(
+                view, at, self._options.slave_read_enable, out, connection.free_fd()
+            )
+            if pulls.sent_bytes:
+                connection.wrote(pulls.sent_bytes)
             if pulls.pulls:
                 took_s = now() - began
                 if took_s > 0:

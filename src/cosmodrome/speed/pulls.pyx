@@ -9,8 +9,10 @@ change, never changed in place, so a plan holds for as long as the tables still 
 objects in them; that is looked up for every pull, and there is nothing that could be forgotten to
 be told. What may change at any moment otherwise comes with every call.
 
-So a pull costs a header, a few look-ups, the choice of records and one copy of them behind a reply
-header, all in one `bytes`. Whatever is unusual in the least (no plan, several log files, cold or
+So a pull costs a header, a few look-ups and the choice of records. Where nothing waits to be
+written to the connection, replies go straight from the maps of the log into its socket, all those
+of a call together; else, and for what the kernel does not take at once, they are copied into
+`bytes`. Whatever is unusual in the least (no plan, several log files, cold or
 expired or damaged data) ends the walk, and the caller goes the longer way with that frame.
 
 Statistics are kept in the plans and told by `settle`, once for many pulls.
@@ -18,9 +20,9 @@ Statistics are kept in the plans and told by `settle`, once for many pulls.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_GET_SIZE
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItem
-from cpython.mem cimport PyMem_Free
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
@@ -79,6 +81,9 @@ cdef enum:
     PLANS_MAX = 16384
     SERVED_MAX = 256
     OUT_BYTES_MAX = 524288
+
+
+include "pulls_out.pxi"
 
 
 def takes(template):
@@ -195,7 +200,10 @@ cdef class Pulls:
     cdef int64_t log_base
     cdef Py_buffer log_buffer
     cdef bint has_log, slave_read
+    cdef int64_t least, most  # of the queue that was read last
     cdef Py_ssize_t out_bytes
+    cdef list out  # replies that are not for the outlet
+    cdef Outlet outlet
     cdef PyObject *served[SERVED_MAX]
     cdef Py_ssize_t served_count
     # of the last call
@@ -230,14 +238,23 @@ cdef class Pulls:
         self.master = master
         self.plans = {}
         self.owing = []
+        self.outlet = Outlet()
 
     def __dealloc__(self):
         PyMem_Free(self.choice.spans)
 
     # --- serving -----------------------------------------------------------------------------
 
-    def feed(self, view, Py_ssize_t at, bint slave_read, list out not None):
-        """Serve pulls and commits from `at` on; replies are added to `out`.
+    @property
+    def sent_bytes(self):
+        """How many bytes the last `feed` has written."""
+        return self.outlet.sent
+
+    def feed(self, view, Py_ssize_t at, bint slave_read, list out not None, int fd):
+        """Serve pulls and commits from `at` on.
+
+        Replies are written to the socket `fd` (-1: not at all), as far as it takes them at once;
+        the others are added to `out`.
 
         Returns where the first frame begins that was not served, and why it was not.
         """
@@ -251,8 +268,9 @@ cdef class Pulls:
         self.unknown = None
         PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
         try:
-            self._begin(slave_read)
-            why = self._walk(<const uint8_t *>buffer.buf, &at, buffer.len, out)
+            self._begin(slave_read, out, fd)
+            why = self._walk(<const uint8_t *>buffer.buf, &at, buffer.len)
+            self.outlet.push(out)
             return at, why
         finally:
             self._end()
@@ -263,10 +281,11 @@ cdef class Pulls:
         if self.busy:
             raise RuntimeError("pulls are being served already")
         try:
-            self._begin(slave_read)
-            if not self._holds(held.plan):
+            self._begin(slave_read, [], -1)
+            if not self._holds(held.plan) or not self._find(held.plan, held.offset, held.count):
                 return None
-            return self._reply(held.plan, held.serialize, held.opaque, held.offset, held.count)
+            self._say(held.plan, <Template>self.found[held.serialize], held.opaque, held.offset)
+            return self.out[0]
         finally:
             self._end()
 
@@ -283,8 +302,10 @@ cdef class Pulls:
         """Whether the last walk ended for want of a plan."""
         return self.unknown is not None
 
-    cdef int _begin(self, bint slave_read) except -1:
+    cdef int _begin(self, bint slave_read, list out, int fd) except -1:
         self.busy = True
+        self.out = out
+        self.outlet.open(fd)
         self.has_log = False
         self.out_bytes = 0
         self.served_count = 0
@@ -299,10 +320,11 @@ cdef class Pulls:
         if self.has_log:
             PyBuffer_Release(&self.log_buffer)
             self.has_log = False
+        self.out = None
         self.busy = False
         return 0
 
-    cdef int _walk(self, const uint8_t *data, Py_ssize_t *position, Py_ssize_t size, list out) except -1:
+    cdef int _walk(self, const uint8_t *data, Py_ssize_t *position, Py_ssize_t size) except -1:
         cdef Head head
         cdef const uint8_t *body = NULL
         cdef Py_ssize_t body_bytes = 0
@@ -319,9 +341,9 @@ cdef class Pulls:
             if not _read_head(data + at + 4, length, &head, &body, &body_bytes):
                 return OTHER
             if head.code == CODE_PULL:
-                why = self._pull(&head, at + 4 + length, out)
+                why = self._pull(&head, at + 4 + length)
             elif head.code == CODE_COMMIT:
-                why = self._commit(&head, out)
+                why = self._commit(&head)
             else:
                 return OTHER
             if why != NOTHING:
@@ -330,12 +352,11 @@ cdef class Pulls:
                 self.saw_binary = True
             at += 4 + length
 
-    cdef int _pull(self, Head *head, Py_ssize_t end, list out) except -1:
+    cdef int _pull(self, Head *head, Py_ssize_t end) except -1:
         cdef int64_t queue_id = 0, count = 0, flags = 0, most = 0
         cdef int64_t offset = 0, commit = 0, wait_ms = 0, version = 0
         cdef PullPlan plan
         cdef bytes key
-        cdef bytes reply
         cdef PyObject *known
         if head.flag & FLAG_ONEWAY:
             return PULL
@@ -363,25 +384,25 @@ cdef class Pulls:
             self.unknown = key
             return PULL
         try:
-            reply = self._reply(plan, head.serialize, head.opaque, offset, <int32_t>count)
-            if reply is None:
+            if not self._find(plan, offset, <int32_t>count):
                 if flags & FLAG_SUSPEND and wait_ms > 0 and self._nothing_yet(plan, offset):
                     self._hold(plan, head, end, <int32_t>flags, <int32_t>count, offset, commit, wait_ms)
                     return HOLD
                 return PULL
             if flags & FLAG_COMMIT and self.master:
                 self.commit(plan.group, plan.topic, plan.queue_id, commit)
+            self._say(plan, <Template>self.found[head.serialize], head.opaque, offset)
         except Exception:
             return PULL  # it will fail there too, where it is logged and answered
         self._count(plan)
         self.pulls += 1
-        out.append(reply)
-        self.out_bytes += len(reply)
         return NOTHING
 
-    cdef int _commit(self, Head *head, list out) except -1:
+    cdef int _commit(self, Head *head) except -1:
         cdef int64_t queue_id = 0, offset = 0
         cdef Template template
+        cdef bytes reply
+        cdef Py_ssize_t size
         if not (_number(&head.fields[2], &queue_id) and _number(&head.fields[3], &offset)):
             return COMMIT
         if not _small(queue_id):
@@ -396,9 +417,13 @@ cdef class Pulls:
         self.commits += 1
         if not head.flag & FLAG_ONEWAY:
             template = <Template>self.done[head.serialize]
-            reply = template.head(head.opaque, 0)
-            out.append(reply)
-            self.out_bytes += len(reply)
+            reply = <bytes>template.head(head.opaque, 0)
+            size = PyBytes_GET_SIZE(reply)
+            self.out_bytes += size
+            if not self.outlet.take(
+                <const uint8_t *>PyBytes_AS_STRING(reply), size, NULL, self.out
+            ):
+                self.out.append(reply)
         return NOTHING
 
     # --- plans -------------------------------------------------------------------------------
@@ -472,8 +497,8 @@ cdef class Pulls:
             return offset == 0
         return <int64_t>(<object>found).max_offset == offset
 
-    cdef bytes _reply(self, PullPlan plan, int serialize, int32_t opaque, int64_t offset, int32_t asked):
-        """The whole reply, None when this pull is not a plain one. `choice` has what it brings."""
+    cdef bint _find(self, PullPlan plan, int64_t offset, int32_t asked) except -1:
+        """Choose the records of a pull; false when it is not a plain one."""
         cdef Choice *choice = &self.choice
         cdef PyObject *found = PyDict_GetItem(self.queues, plan.place)
         cdef const uint8_t *entries
@@ -484,14 +509,14 @@ cdef class Pulls:
         cdef bytearray tail
         cdef Py_buffer buffer
         if found == NULL or offset < 0:
-            return None
+            return False
         queue = <object>found
         tail = queue.tail
         tail_at = queue.tail_at
         least = queue.min_offset
         most = (tail_at + PyByteArray_GET_SIZE(tail)) // QUEUE_ENTRY_BYTES
         if offset < least or offset >= most:
-            return None
+            return False
         wanted = min(max(max_count, self.scan_count_min), most - offset)
         position = offset * QUEUE_ENTRY_BYTES
         if position >= tail_at:
@@ -509,7 +534,7 @@ cdef class Pulls:
             available = min((available - position) // QUEUE_ENTRY_BYTES, wanted)
             entries = <const uint8_t *>buffer.buf + position
             if available <= 0 or not self._turn_to(_i64(entries)):
-                return None
+                return False
             choice.queue_id = plan.queue_id
             choice.queue_offset = offset
             choice.codes = plan.wanted
@@ -522,8 +547,10 @@ cdef class Pulls:
         finally:
             PyBuffer_Release(&buffer)
         if choice.count == 0 or not (choice.full or choice.index == wanted):
-            return None
-        return self._write(plan, <Template>self.found[serialize], opaque, offset, least, most)
+            return False
+        self.least = least
+        self.most = most
+        return True
 
     cdef bint _turn_to(self, int64_t log_offset) except -1:
         """Open the log file of a record, if all of it may be read; one stays open per call."""
@@ -535,6 +562,7 @@ cdef class Pulls:
             return False
         if not self.has_log or self.log_base != base:
             if self.has_log:
+                self.outlet.push(self.out)
                 PyBuffer_Release(&self.log_buffer)
                 self.has_log = False
             try:
@@ -559,10 +587,8 @@ cdef class Pulls:
             if 0 <= at < size:
                 __builtin_prefetch(self.choice.data + at)
 
-    cdef bytes _write(
-        self, PullPlan plan, Template template, int32_t opaque, int64_t offset, int64_t least,
-        int64_t most,
-    ):
+    cdef int _say(self, PullPlan plan, Template template, int32_t opaque, int64_t offset) except -1:
+        """Reply with what was found."""
         cdef uint8_t head[HEAD_BYTES_MAX]
         cdef int64_t numbers[4]
         cdef uint8_t *to
@@ -572,8 +598,8 @@ cdef class Pulls:
         if self.slave_read:
             numbers[0] = plan.far_id if self.choice.last < self.choice.cold_below else plan.near_id
         numbers[1] = offset + self.choice.index
-        numbers[2] = least
-        numbers[3] = most
+        numbers[2] = self.least
+        numbers[3] = self.most
         to = template._part(head + 8, 0)
         for number in range(4):
             size = _digits(to, numbers[number])
@@ -581,11 +607,14 @@ cdef class Pulls:
                 _put32(to - 4, <uint32_t>size)
             to = template._part(to + size, number + 1)
         size = template._end(head, to, opaque, self.choice.found_bytes)
-        out = PyBytes_FromStringAndSize(NULL, size + self.choice.found_bytes)
-        to = <uint8_t *>PyBytes_AS_STRING(out)
-        memcpy(to, head, size)
-        _copy(&self.choice, to + size)
-        return out
+        self.out_bytes += size + self.choice.found_bytes
+        if not self.outlet.take(head, size, &self.choice, self.out):
+            out = PyBytes_FromStringAndSize(NULL, size + self.choice.found_bytes)
+            to = <uint8_t *>PyBytes_AS_STRING(out)
+            memcpy(to, head, size)
+            _copy(&self.choice, to + size)
+            self.out.append(out)
+        return 0
 
     # --- counting ----------------------------------------------------------------------------
 

@@ -85,6 +85,7 @@ class SocketConnection(asyncio.BufferedProtocol):
         self._flush_scheduled = False
         self.writing_paused = False  # the peer does not take what was written
         self._written_bytes = 0
+        self._fd = -1  # of the socket, where what is written goes as it is
         # progress as of the last tick
         self._tick_timer: asyncio.TimerHandle | None = None
         self._cut_timer: asyncio.TimerHandle | None = None
@@ -278,6 +279,20 @@ class SocketConnection(asyncio.BufferedProtocol):
         elif not self._driving or self._out_bytes >= self._limits.queued_bytes_high:
             self._flush()
 
+    def free_fd(self) -> int:
+        """The socket's descriptor, to write whole frames to at once, without waiting; `wrote` is
+        told how much that was. -1 when something else has to be written before."""
+        if self._fd < 0 or self._out or self.writing_paused or self._lost or self._close_reason:
+            return -1
+        transport = self._transport
+        if transport is None or transport.get_write_buffer_size() or transport.is_closing():
+            return -1
+        return self._fd
+
+    def wrote(self, size: int) -> None:
+        """So many bytes went to the socket by another way; what is missing of a frame follows."""
+        self._written_bytes += size
+
     def heard_binary(self) -> None:
         self._session.heard_binary()
 
@@ -294,6 +309,8 @@ class SocketConnection(asyncio.BufferedProtocol):
         raw = transport.get_extra_info("socket")
         if raw is not None:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if transport.get_extra_info("sslcontext") is None:
+                self._fd = raw.fileno()
         now = self._loop.time()
         self._read_mark = self._write_mark = (0, now)
         self._arm_tick()
