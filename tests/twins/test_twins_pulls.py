@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import random
 import struct
@@ -163,7 +164,7 @@ async def test_limits_for_warm_and_cold_data(tmp_path: Path) -> None:
                 opaque += 3
             set_option(side, name, value)
             if "bytes_on_message_in_memory" in name:
-                side.store._reader._warm_bytes = 2000
+                side.store._reader.warm_bytes = 2000
                 set_option(side, "slave_read_enable", True)
         await side.feed(pull(opaque) + pull(opaque + 1, 30) + pull(opaque + 2, 59))
 
@@ -368,9 +369,9 @@ async def test_held_pulls_are_woken(tmp_path: Path) -> None:
         for opaque in range(10, 60, 5):
             offset = (opaque - 10) // 5 + 1
             await side.feed(pull(opaque, offset, flags=WAIT | 1))
-            assert consume_of(side)._waiters.held == 1 and side.connection.in_flight == 1
+            assert consume_of(side).waiters.held == 1 and side.connection.in_flight == 1
             await side.feed(send(opaque + 1))
-            assert consume_of(side)._waiters.held == 0 and side.connection.in_flight == 0
+            assert consume_of(side).waiters.held == 0 and side.connection.in_flight == 0
         assert len(side.replies()) == 23
 
     slow, fast, asked = await both(tmp_path, drive)
@@ -428,7 +429,7 @@ async def test_what_changed_while_a_pull_waited(tmp_path: Path) -> None:
         set_option(side, "broker_permission", 6)
         await side.feed(send(9))
         await side.feed(pull(10, 4, flags=WAIT))
-        await consume_of(side)._waiters.stop()
+        await consume_of(side).waiters.stop()
 
     slow, _, _ = await both(tmp_path, drive)
     assert [codes_of(slow)[opaque] for opaque in (4, 7, 10)] == [16, 16, 14]
@@ -440,7 +441,7 @@ async def test_a_connection_that_closes(tmp_path: Path) -> None:
         await side.feed(send(1))
         await side.feed(pull(2) + pull(3))
         await side.feed(pull(4, 1, flags=WAIT) + pull(5, 1, flags=WAIT))
-        waiters = consume_of(side)._waiters
+        waiters = consume_of(side).waiters
         assert waiters.held == 2 and side.connection.in_flight == 2
         side.connection.connection_lost(None)
         assert waiters.held == 0 and side.connection.in_flight == 0
@@ -453,7 +454,7 @@ async def test_a_connection_that_closes(tmp_path: Path) -> None:
 
 async def test_no_room_for_waiting(tmp_path: Path) -> None:
     async def drive(side: Side) -> None:
-        consume_of(side)._waiters._held_max = 1
+        consume_of(side).waiters._held_max = 1
         await side.feed(send(1))
         await side.feed(pull(2) + pull(3))
         await side.feed(pull(4, 1, flags=WAIT) + pull(5, 1, flags=WAIT | 1))
@@ -470,13 +471,10 @@ async def test_a_read_that_fails_while_waking(tmp_path: Path) -> None:
         await side.feed(pull(2) + pull(3))
         await side.feed(pull(4, 1, flags=WAIT))
         log, loop = side.store._log, asyncio.get_running_loop()
-        view = log.view
-
-        def fail(base: int) -> Any:
-            raise RuntimeError("broken")
-
-        side.store.arrivals.subscribe(lambda _: loop.call_soon(setattr, log, "view", view))
-        side.store.arrivals._listeners.insert(0, lambda _: setattr(log, "view", fail))
+        least = log.min_offset
+        restore = functools.partial(loop.call_soon, setattr, log, "min_offset", least)
+        side.store.arrivals.subscribe(lambda _: restore())
+        side.store.arrivals._listeners.insert(0, lambda _: setattr(log, "min_offset", "broken"))
         await side.feed(send(5))
 
     slow, _, _ = await both(tmp_path, drive)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
-from cosmodrome.broker.filters import PULL_SUBSCRIPTION, Filters, Matches, OnlineGroup, Wanted
+from cosmodrome.broker.filters import PULL_SUBSCRIPTION, Filters, OnlineGroup, Wanted
 from cosmodrome.broker.groups import Groups
 from cosmodrome.broker.moves import OffsetMoves
 from cosmodrome.broker.stats import Stats
 from cosmodrome.broker.topics import Topics
-from cosmodrome.broker.waiters import Answer, Waiters
+from cosmodrome.broker.waiters import Waiters
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.errors import Code, Refused
 from cosmodrome.store.store import Batch, ReadStatus, Store
@@ -34,9 +34,7 @@ from cosmodrome.wire.commands.consume import (
     PullRequest,
 )
 from cosmodrome.wire.names import RETRY_PREFIX
-from cosmodrome.wire.table import Call, Connection
-
-T = TypeVar("T")
+from cosmodrome.wire.table import Call
 
 # Group, topic, queue, pulls, messages, bytes, ms, ms of the longest, next offset
 Counted = tuple[str, str, int, int, int, int, float, float, int]
@@ -110,7 +108,7 @@ class Consume:
         self._filters = filters
         self.online = filters.online
         self._offsets = offsets
-        self._waiters = waiters
+        self.waiters = waiters
         self._stats = stats or Stats()
         self._moves = moves
         self._elsewhere: Callable[[], Iterable[Counted]] = tuple
@@ -153,7 +151,7 @@ class Consume:
         if reply.next_begin_offset != ask.queue_offset:
             return reply  # a hole in the queue: there is something to pull behind it already
         parked = _Parked(ask, wanted)
-        held = self._waiters.hold(
+        held = self.waiters.hold(
             topic=ask.topic,
             queue_id=ask.queue_id,
             offset=ask.queue_offset,
@@ -220,33 +218,6 @@ class Consume:
             self._messages_total += counted[4]
             self._bytes_total += counted[5]
             self._stats.add(*counted)
-
-    def park(
-        self,
-        answer: Answer[T],
-        *,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        matches: Matches | None,
-        wait_ms: int,
-        connection: Connection,
-        rerun: Callable[[], T],
-    ) -> bool:
-        """Hold a pull of the fast lane that found nothing yet; false, with nothing done, when it
-        cannot be held."""
-        parked = self._waiters.hold_for(
-            answer,
-            topic=topic,
-            queue_id=queue_id,
-            offset=offset,
-            matches=matches,
-            timeout_ms=self._hold_ms(wait_ms),
-            connection=connection,
-            rerun=rerun,
-        )
-        self.missed_total += parked
-        return parked
 
     def again(self, ask: PullRequest) -> PullReply:
         """What a pull that was parked is answered."""

@@ -12,7 +12,6 @@ A pull that finds nothing yet is parked with its plan, and answered by it when i
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
@@ -64,6 +63,8 @@ class PullLane:
         self._consume = consume
         self._offsets = offsets
         self._router = router
+        self._requests = router.requests
+        self._waiters = consume.waiters
         self._found = templates(_found(*HOLES), HOLES)
         self._done = templates(Reply(), ())
         self._pulls: pulls.Pulls | None = None
@@ -82,36 +83,23 @@ class PullLane:
     def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
         """Serve pulls and commits from `at` on; where the first frame begins that is neither
         or is left to the slow lane."""
-        if self._pulls is not None and self._options.broker_permission & PERM_READ:
-            return self._feed_fast(self._pulls, connection, view, at)
-        while not connection.writing_paused:
-            end = self._pull(connection, view, at) or self._commit(connection, view, at)
-            if not end:
-                break
-            at = end
-        return at
-
-    # --- by plan -----------------------------------------------------------------------------
-
-    def _feed_fast(
-        self, pulls: pulls.Pulls, connection: SocketConnection, view: memoryview, at: int
-    ) -> int:
-        fast, now, size = self._fast, asyncio.get_running_loop().time, len(view)
+        pulls, options = self._pulls, self._options
+        if pulls is None or not options.broker_permission & PERM_READ:
+            return self._feed_one_by_one(connection, view, at)
+        fast, now, size = self._fast, connection.now, len(view)
         while at < size and not connection.writing_paused:
             out: list[bytes] = []
             began = now()
-            at, why = pulls.feed(
-                view, at, self._options.slave_read_enable, out, connection.free_fd()
-            )
+            at, why = pulls.feed(view, at, options.slave_read_enable, out, connection.free_fd())
             if pulls.sent_bytes:
                 connection.wrote(pulls.sent_bytes)
             if pulls.pulls:
                 took_s = now() - began
                 if took_s > 0:
                     pulls.took(took_s * 1000)
-                self._router.count(PULL, pulls.pulls)
+                self._requests[PULL] += pulls.pulls
             if pulls.commits:
-                self._router.count(COMMIT, pulls.commits)
+                self._requests[COMMIT] += pulls.commits
             if pulls.saw_binary:
                 connection.heard_binary()
             if out:
@@ -134,6 +122,8 @@ class PullLane:
             at = end
         return at
 
+    # --- by plan -----------------------------------------------------------------------------
+
     def _learn(self, pulls: pulls.Pulls, ask: PullMessage) -> None:
         """Make the plan of a pull that went another way for want of one."""
         verdict = self._consume.verdict(ask)
@@ -152,63 +142,62 @@ class PullLane:
     def _hold(self, pulls: pulls.Pulls, connection: SocketConnection) -> int:
         """Where the pull ends that finds nothing yet, 0 when it is left to the slow lane."""
         held = pulls.held
-        if held is None or not connection.room:
+        if held is None or not connection.accept_one():
             return 0
-        plan = held.plan
+        plan, options = held.plan, self._options
         try:
-            if held.flags & PULL_COMMIT and self._options.broker_id == MASTER_ID:
+            if held.flags & PULL_COMMIT and options.broker_id == MASTER_ID:
                 self._offsets.commit(plan.group, plan.topic, plan.queue_id, held.commit)
         except Refused:
+            connection.answer_many(1, b"")
             return 0
-        parked = _Parked(self, pulls, self._router, connection, held)
-        if not self._consume.park(
-            parked,
-            topic=plan.topic,
-            queue_id=plan.queue_id,
-            offset=held.offset,
-            matches=plan.codes,
-            wait_ms=held.wait_ms,
-            connection=connection,
-            rerun=parked.rerun,
-        ):
+        wait_ms = held.wait_ms
+        if not options.long_polling_enable:
+            wait_ms = options.short_polling_time_mills
+        if not self._waiters.park(_Parked(self, options, pulls, connection, held), wait_ms):
+            connection.answer_many(1, b"")
             return 0
-        connection.accept(1)
-        self._router.count(PULL)
+        self._consume.missed_total += 1
+        self._requests[PULL] += 1
         if held.serialize == SERIALIZE_BINARY:
             connection.heard_binary()
         return held.end
 
-    def answer(self, pulls: pulls.Pulls, held: pulls.Held) -> bytes | PullReply:
-        """What a pull that was held is answered, now that it is woken."""
-        if self._options.broker_permission & PERM_READ:
-            now = asyncio.get_running_loop().time
-            began = now()
-            try:
-                reply = pulls.serve(held, self._options.slave_read_enable)
-            except Exception:
-                reply = None  # it will fail below too
-            if reply is not None:
-                pulls.count_held(held)
-                pulls.took((now() - began) * 1000)
-                return reply
+    def answer(self, connection: SocketConnection, held: pulls.Held) -> None:
+        """Answer a pull that was held in another way than by its plan."""
         plan = held.plan
-        return self._consume.again(
-            PullMessage(
-                consumer_group=plan.group,
-                topic=plan.topic,
-                queue_id=plan.queue_id,
-                queue_offset=held.offset,
-                max_msg_nums=held.count,
-                sys_flag=held.flags,
-                commit_offset=held.commit,
-                suspend_timeout_millis=held.wait_ms,
-                subscription=plan.text,
-                sub_version=plan.version,
-                expression_type=plan.kind,
-            )
+        ask = PullMessage(
+            consumer_group=plan.group,
+            topic=plan.topic,
+            queue_id=plan.queue_id,
+            queue_offset=held.offset,
+            max_msg_nums=held.count,
+            sys_flag=held.flags,
+            commit_offset=held.commit,
+            suspend_timeout_millis=held.wait_ms,
+            subscription=plan.text,
+            sub_version=plan.version,
+            expression_type=plan.kind,
         )
+        try:
+            found = self._consume.again(ask)
+        except Exception as error:
+            self.fail(connection, held, error)
+        else:
+            self._router.finish(_frame(held), connection, found)
+
+    def fail(self, connection: SocketConnection, held: pulls.Held, error: Exception) -> None:
+        self._router.fail(_frame(held), connection, error)
 
     # --- one by one --------------------------------------------------------------------------
+
+    def _feed_one_by_one(self, connection: SocketConnection, view: memoryview, at: int) -> int:
+        while not connection.writing_paused:
+            end = self._pull(connection, view, at) or self._commit(connection, view, at)
+            if not end:
+                break
+            at = end
+        return at
 
     def _pull(self, connection: SocketConnection, view: memoryview, at: int) -> int:
         """Where the pull ends, 0 when it is left to the slow lane."""
@@ -271,52 +260,61 @@ class PullLane:
 
 
 class _Parked:
-    """The answer that a held pull waits for; see `waiters.Answer`."""
+    """A held pull; see `waiters.Parked`."""
 
-    __slots__ = ("_connection", "_done", "_held", "_lane", "_pulls", "_router")
+    __slots__ = (
+        "_held",
+        "_lane",
+        "_options",
+        "_pulls",
+        "connection",
+        "gone",
+        "key",
+        "matches",
+        "offset",
+    )
+    skip = None  # what arrives is looked at by its tag only
 
     def __init__(
         self,
         lane: PullLane,
+        options: BrokerOptions,
         pulls: pulls.Pulls,
-        router: Router,
         connection: SocketConnection,
         held: pulls.Held,
     ) -> None:
+        plan = held.plan
+        self.key: tuple[str, int] = plan.place
+        self.offset = held.offset
+        self.matches = plan.codes
+        self.connection = connection
+        self.gone = False
         self._lane = lane
+        self._options = options
         self._pulls = pulls
-        self._router = router
-        self._connection = connection
         self._held = held
-        self._done = False
 
-    def rerun(self) -> bytes | PullReply:
-        return self._lane.answer(self._pulls, self._held)
+    def run(self) -> None:
+        options = self._options
+        if options.broker_permission & PERM_READ:
+            try:
+                reply = self._pulls.serve(self._held, options.slave_read_enable)
+            except Exception:
+                reply = None  # it will fail below too
+            if reply is not None:
+                self.connection.answer_many(1, reply)
+                return
+        self._lane.answer(self.connection, self._held)
 
-    def done(self) -> bool:
-        return self._done
+    def refuse(self, error: Refused) -> None:
+        self._lane.fail(self.connection, self._held, error)
 
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()
+    def drop(self) -> None:
+        self.connection.answer(None)
 
-    def set_result(self, reply: bytes | PullReply, /) -> None:
-        self._done = True
-        if isinstance(reply, bytes):
-            self._connection.answer_many(1, reply)
-        else:
-            self._router.finish(self._frame, self._connection, reply)
 
-    def set_exception(self, error: Exception, /) -> None:
-        self._done = True
-        self._router.fail(self._frame, self._connection, error)
-
-    def cancel(self) -> None:
-        self._done = True
-        self._connection.answer(None)
-
-    @property
-    def _frame(self) -> Frame:
-        return Frame(PULL, self._held.opaque, serialize=self._held.serialize)
+def _frame(held: pulls.Held) -> Frame:
+    return Frame(PULL, held.opaque, serialize=held.serialize)
 
 
 def _found(broker_id: int, next_offset: int, least: int, most: int) -> PullReply:

@@ -7,7 +7,7 @@ A parked pull belongs to one queue and one connection and ends in exactly one of
   looks at what arrived first (`skip`); while nothing is wanted the pull stays parked behind it,
   deadline unchanged;
 - refused, because the broker stops;
-- dropped, because its connection closed: its future is cancelled, so it is never answered;
+- dropped, because its connection closed, so it is never answered;
 - cancelled from outside, which forgets it like a closed connection does.
 
 Parking happens in the same turn of the loop as the read that found nothing, and arrivals fire
@@ -20,7 +20,7 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from cosmodrome.broker.filters import Matches
 from cosmodrome.errors import Code, Refused
@@ -28,8 +28,6 @@ from cosmodrome.store.store import Arrival, Arrivals
 from cosmodrome.wire.table import Connection
 
 R = TypeVar("R")
-Outcome = TypeVar("Outcome", contravariant=True)
-T = TypeVar("T")
 
 # Longest time a client may ask to be held. Java clients ask for 15 s to 20 s; anything far
 # beyond only keeps a forgotten pull alive.
@@ -44,17 +42,29 @@ QueueKey = tuple[str, int]
 Skip = Callable[[int], int | None]
 
 
-class Answer(Protocol[Outcome]):
-    """Takes what becomes of a parked pull, as a future does; once."""
+class Parked(Protocol):
+    """A pull that waits. One of `run`, `refuse` and `drop` ends that, and none of them raises."""
 
-    def done(self) -> bool: ...
-    def get_loop(self) -> asyncio.AbstractEventLoop: ...
-    def set_result(self, result: Outcome, /) -> None: ...
-    def set_exception(self, exception: Exception, /) -> None: ...
-    def cancel(self) -> object: ...
+    key: QueueKey
+    offset: int
+    matches: Matches | None
+    gone: bool  # no longer parked; false at first
+
+    @property
+    def connection(self) -> Connection: ...
+    @property
+    def skip(self) -> Skip | None: ...
+    def run(self) -> None:
+        """It is woken: pull once more and answer, unless nobody is there any more."""
+
+    def refuse(self, error: Refused) -> None: ...
+    def drop(self) -> None:
+        """Nobody is there to be answered."""
 
 
-class _Waiter:
+class _Waiter(Generic[R]):
+    """A parked pull whose outcome goes to a future."""
+
     __slots__ = (
         *("answer", "connection", "end", "gone", "key", "looking", "matches", "offset", "rerun"),
         "skip",
@@ -66,9 +76,9 @@ class _Waiter:
         offset: int,
         matches: Matches | None,
         connection: Connection,
-        rerun: Callable[[], Any],
+        rerun: Callable[[], R],
         skip: Skip | None,
-        answer: Answer[Any],
+        answer: asyncio.Future[R],
     ) -> None:
         self.key = key
         self.offset = offset
@@ -79,31 +89,53 @@ class _Waiter:
         self.looking = False  # a look at what arrived is due already
         self.end = offset  # of the queue, as the last arrival told
         self.answer = answer
-        self.gone = False  # no longer parked
+        self.gone = False
 
-    def wants(self, arrival: Arrival) -> bool:
-        if arrival.max_offset <= self.offset:
-            return False
-        return self.matches is None or any(map(self.matches, arrival.tags_codes))
+    def run(self) -> None:
+        if self.answer.done():
+            return
+        if self.connection.closed:
+            self.answer.cancel()
+            return
+        try:
+            outcome = self.rerun()
+        except Exception as error:
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(outcome)
+
+    def refuse(self, error: Refused) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def drop(self) -> None:
+        self.answer.cancel()
 
 
 class _Deadlines:
     """When the time of parked pulls is over. Most are woken long before, so there is one timer
     for all, and those that are gone are dropped in bulk."""
 
-    def __init__(self, over: Callable[[_Waiter], None]) -> None:
+    def __init__(self, over: Callable[[Parked], None]) -> None:
         self._over = over
-        self._heap: list[tuple[float, int, _Waiter]] = []
+        self._heap: list[tuple[float, int, Parked]] = []
         self._order = itertools.count()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
-    def add(self, loop: asyncio.AbstractEventLoop, at: float, waiter: _Waiter, held: int) -> None:
-        if len(self._heap) >= 2 * held + GONE_KEPT:
-            self._heap = [item for item in self._heap if not item[2].gone]
-            heapq.heapify(self._heap)
-        heapq.heappush(self._heap, (at, next(self._order), waiter))
-        self._arm(loop, at)
+    def add(self, parked: Parked, wait_ms: int, held: int) -> None:
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        at = loop.time() + (wait_ms if wait_ms < HOLD_MS_MAX else HOLD_MS_MAX) / 1000
+        heap = self._heap
+        if len(heap) >= 2 * held + GONE_KEPT:
+            heap = self._heap = [item for item in heap if not item[2].gone]
+            heapq.heapify(heap)
+        heapq.heappush(heap, (at, next(self._order), parked))
+        if self._timer is None or at < self._timer_at:
+            self._arm(loop, at)
 
     def clear(self) -> None:
         self._heap.clear()
@@ -124,13 +156,13 @@ class _Deadlines:
         due_at = max(loop.time(), self._timer_at)
         self._timer = None
         while self._heap:
-            at, _, waiter = self._heap[0]
-            if not waiter.gone and at > due_at:
+            at, _, parked = self._heap[0]
+            if not parked.gone and at > due_at:
                 self._arm(loop, at)
                 return
             heapq.heappop(self._heap)
-            if not waiter.gone:
-                self._over(waiter)
+            if not parked.gone:
+                self._over(parked)
 
 
 class Waiters(Generic[R]):
@@ -142,8 +174,8 @@ class Waiters(Generic[R]):
         self._deadlines = _Deadlines(self._wake)
         self._stopped = False
         # Dicts serve as ordered sets: the longest waiting pull of a queue is woken first.
-        self._by_queue: dict[QueueKey, dict[_Waiter, None]] = {}
-        self._by_connection: dict[Connection, dict[_Waiter, None]] = {}
+        self._by_queue: dict[QueueKey, dict[Parked, None]] = {}
+        self._by_connection: dict[Connection, dict[Parked, None]] = {}
         arrivals.subscribe(self._arrived, queues=self._by_queue)
 
     @property
@@ -163,53 +195,38 @@ class Waiters(Generic[R]):
         skip: Skip | None = None,
     ) -> asyncio.Future[R] | None:
         """Park a pull at `offset`; None when there is no room or the wait would be empty."""
+        if connection.closed:
+            return None
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        waiter = self._park(
-            *(topic, queue_id, offset, matches, timeout_ms, connection, rerun, skip, future)
-        )
-        if waiter is None:
+        waiter = _Waiter((topic, queue_id), offset, matches, connection, rerun, skip, future)
+        if not self.park(waiter, timeout_ms):
             return None
         future.add_done_callback(lambda _: self._forget(waiter))
         return future
 
-    def hold_for(
-        self,
-        answer: Answer[T],
-        *,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        matches: Matches | None,
-        timeout_ms: int,
-        connection: Connection,
-        rerun: Callable[[], T],
-    ) -> bool:
-        """Like `hold`, but `answer` is told, in the very turn; false when nothing was parked."""
-        waiter = self._park(
-            *(topic, queue_id, offset, matches, timeout_ms, connection, rerun, None, answer)
-        )
-        return waiter is not None
+    def park(self, parked: Parked, timeout_ms: int) -> bool:
+        """Like `hold`, but `parked` is told, in the very turn; false when it was not parked.
 
-    def _park(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        matches: Matches | None,
-        timeout_ms: int,
-        connection: Connection,
-        rerun: Callable[[], Any],
-        skip: Skip | None,
-        answer: Answer[Any],
-    ) -> _Waiter | None:
-        if timeout_ms <= 0 or self._held >= self._held_max or self._stopped or connection.closed:
-            return None
-        waiter = _Waiter((topic, queue_id), offset, matches, connection, rerun, skip, answer)
-        self._remember(waiter)
-        loop = answer.get_loop()
-        until = loop.time() + min(timeout_ms, HOLD_MS_MAX) / 1000
-        self._deadlines.add(loop, until, waiter, self._held)
-        return waiter
+        Its connection must not be closed.
+        """
+        if timeout_ms <= 0 or self._held >= self._held_max or self._stopped:
+            return False
+        connection = parked.connection
+        key = parked.key
+        others = self._by_queue.get(key)
+        if others is None:
+            self._by_queue[key] = {parked: None}
+        else:
+            others[parked] = None
+        mine = self._by_connection.get(connection)
+        if mine is None:
+            # One callback per connection, not per pull: it stays registered until the close.
+            mine = self._by_connection[connection] = {}
+            connection.on_close(lambda: self._closed(connection))
+        mine[parked] = None
+        self._held += 1
+        self._deadlines.add(parked, timeout_ms, self._held)
+        return True
 
     async def stop(self) -> None:
         """Refuse everyone; nothing is parked from now on.
@@ -219,31 +236,42 @@ class Waiters(Generic[R]):
         pull again at once, into the closing connection; refused, it tries again 3 s later.
         """
         self._stopped = True
-        for parked in tuple(self._by_queue.values()):
-            for waiter in tuple(parked):
-                self._refuse(waiter)
+        for others in tuple(self._by_queue.values()):
+            for parked in tuple(others):
+                if self._forget(parked):
+                    parked.refuse(
+                        Refused(
+                            Code.SERVICE_NOT_AVAILABLE,
+                            "This broker is stopping; pull again when it is back.",
+                        )
+                    )
         self._by_connection.clear()
         self._deadlines.clear()
 
     # --- the ways out ------------------------------------------------------------------------
 
     def _arrived(self, arrival: Arrival) -> None:
-        parked = self._by_queue.get((arrival.topic, arrival.queue_id))
-        if parked is None:
+        topic, queue_id, end, codes = arrival
+        others = self._by_queue.get((topic, queue_id))
+        if others is None:
             return
-        for waiter in [waiter for waiter in parked if waiter.wants(arrival)]:
-            if waiter.skip is not None:
-                waiter.end = arrival.max_offset
-                self._look_soon(waiter)
+        for parked in tuple(others):
+            matches = parked.matches
+            if end <= parked.offset or not (matches is None or any(map(matches, codes))):
                 continue
-            self._wake(waiter)  # the store has everything in its place when it announces
+            if parked.skip is not None:
+                assert isinstance(parked, _Waiter)
+                parked.end = end
+                self._look_soon(parked)
+            elif self._forget(parked):
+                parked.run()  # the store has everything in its place when it announces
 
-    def _look_soon(self, waiter: _Waiter) -> None:
+    def _look_soon(self, waiter: _Waiter[R]) -> None:
         if not waiter.looking:
             waiter.looking = True
             waiter.answer.get_loop().call_soon(self._look, waiter)
 
-    def _look(self, waiter: _Waiter) -> None:
+    def _look(self, waiter: _Waiter[R]) -> None:
         """One step over what arrived; a long way is gone in several turns of the loop."""
         waiter.looking = False
         if waiter.answer.done() or waiter.skip is None:
@@ -259,60 +287,26 @@ class Waiters(Generic[R]):
         if waiter.offset < waiter.end:
             self._look_soon(waiter)
 
-    def _wake(self, waiter: _Waiter) -> None:
-        self._forget(waiter)
-        if waiter.answer.done():
-            return
-        if waiter.connection.closed:
-            waiter.answer.cancel()
-            return
-        try:
-            outcome = waiter.rerun()
-        except Exception as error:
-            waiter.answer.set_exception(error)
-        else:
-            waiter.answer.set_result(outcome)
-
-    def _refuse(self, waiter: _Waiter) -> None:
-        self._forget(waiter)
-        if not waiter.answer.done():
-            waiter.answer.set_exception(
-                Refused(
-                    Code.SERVICE_NOT_AVAILABLE,
-                    "This broker is stopping; pull again when it is back.",
-                )
-            )
-
-    def _drop(self, waiter: _Waiter) -> None:
-        self._forget(waiter)
-        waiter.answer.cancel()
+    def _wake(self, parked: Parked) -> None:
+        if self._forget(parked):
+            parked.run()
 
     def _closed(self, connection: Connection) -> None:
-        for waiter in tuple(self._by_connection.pop(connection, ())):
-            self._drop(waiter)
+        for parked in tuple(self._by_connection.pop(connection, ())):
+            self._forget(parked)
+            parked.drop()
 
-    # --- the tables --------------------------------------------------------------------------
-
-    def _remember(self, waiter: _Waiter) -> None:
-        self._by_queue.setdefault(waiter.key, {})[waiter] = None
-        mine = self._by_connection.get(waiter.connection)
-        if mine is None:
-            # One callback per connection, not per pull: it stays registered until the close.
-            mine = self._by_connection[waiter.connection] = {}
-            connection = waiter.connection
-            connection.on_close(lambda: self._closed(connection))
-        mine[waiter] = None
-        self._held += 1
-
-    def _forget(self, waiter: _Waiter) -> None:
-        parked = self._by_queue.get(waiter.key)
-        if parked is None or waiter not in parked:
-            return
-        del parked[waiter]
-        if not parked:
-            del self._by_queue[waiter.key]
-        mine = self._by_connection.get(waiter.connection)
+    def _forget(self, parked: Parked) -> bool:
+        """Take a pull out of the tables; false when it is not there any more."""
+        if parked.gone:
+            return False
+        parked.gone = True
+        others = self._by_queue[parked.key]
+        del others[parked]
+        if not others:
+            del self._by_queue[parked.key]
+        mine = self._by_connection.get(parked.connection)
         if mine is not None:
-            mine.pop(waiter, None)
+            mine.pop(parked, None)
         self._held -= 1
-        waiter.gone = True
+        return True

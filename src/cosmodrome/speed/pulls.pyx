@@ -126,7 +126,7 @@ cdef class PullPlan:
     cdef int64_t near_id, far_id
     cdef uint32_t *wanted
     cdef Py_ssize_t wanted_count
-    cdef tuple place
+    cdef readonly tuple place  # topic and queue id
     cdef bint owes
     cdef int64_t calls, messages, size, next_offset
     cdef int64_t served_as  # number of its last pull among all
@@ -181,13 +181,12 @@ cdef class Held:
 cdef class Pulls:
     """Serves pulls and commits out of read buffers; see the module's theory.
 
-    `groups` and `topics` are the live tables, `online` finds a group that has members. `source` has `queues`, the live table
-    of queues, `segment_bytes`, `scan_count_min`, `terms()` and `log_view(base)`. `commit` takes group, topic, queue
-    and offset. Replies are made from templates, one per serialize form.
+    `groups` and `topics` are the live tables, `online` finds a group that has members. `source` reads
+    the store. `commit` takes group, topic, queue and offset. Replies are made from templates, one per serialize form.
     """
 
     cdef dict groups, topics, queues, plans
-    cdef object online, source, commit
+    cdef object online, source, options, log, flush, commit
     cdef tuple found, done
     cdef list owing
     cdef int64_t served_total
@@ -230,6 +229,9 @@ cdef class Pulls:
         self.online = online
         self.source = source
         self.queues = source.queues
+        self.options = source.options
+        self.log = source.log
+        self.flush = source.flush
         self.segment_bytes = source.segment_bytes
         self.scan_count_min = source.scan_count_min
         self.commit = commit
@@ -277,7 +279,10 @@ cdef class Pulls:
             PyBuffer_Release(&buffer)
 
     def serve(self, Held held not None, bint slave_read):
-        """The reply of a pull that was held, None when it has to be made the longer way."""
+        """The reply of a pull that was held, None when it has to be made the longer way.
+
+        How long that takes is not counted: what arrived just now is in memory.
+        """
         if self.busy:
             raise RuntimeError("pulls are being served already")
         try:
@@ -285,6 +290,7 @@ cdef class Pulls:
             if not self._holds(held.plan) or not self._find(held.plan, held.offset, held.count):
                 return None
             self._say(held.plan, <Template>self.found[held.serialize], held.opaque, held.offset)
+            self._count(held.plan)
             return self.out[0]
         finally:
             self._end()
@@ -310,10 +316,14 @@ cdef class Pulls:
         self.out_bytes = 0
         self.served_count = 0
         self.slave_read = slave_read
-        (
-            self.min_offset, self.end, self.count_max, self.choice.bytes_max,
-            self.cold_count_max, self.choice.cold_bytes_max, self.choice.cold_below,
-        ) = self.source.terms()
+        self.min_offset = self.log.min_offset
+        self.end = self.flush.durable_end
+        options = self.options
+        self.count_max = options.max_transfer_count_on_message_in_memory
+        self.choice.bytes_max = options.max_transfer_bytes_on_message_in_memory
+        self.cold_count_max = options.max_transfer_count_on_message_in_disk
+        self.choice.cold_bytes_max = options.max_transfer_bytes_on_message_in_disk
+        self.choice.cold_below = self.end - <int64_t>self.source.warm_bytes
         return 0
 
     cdef int _end(self) except -1:
@@ -493,9 +503,14 @@ cdef class Pulls:
     cdef bint _nothing_yet(self, PullPlan plan, int64_t offset) except -1:
         """Whether the queue ends where the pull begins."""
         cdef PyObject *found = PyDict_GetItem(self.queues, plan.place)
+        cdef int64_t tail_at
+        cdef bytearray tail
         if found == NULL:
             return offset == 0
-        return <int64_t>(<object>found).max_offset == offset
+        queue = <object>found
+        tail_at = queue.tail_at
+        tail = queue.tail
+        return (tail_at + PyByteArray_GET_SIZE(tail)) // QUEUE_ENTRY_BYTES == offset
 
     cdef bint _find(self, PullPlan plan, int64_t offset, int32_t asked) except -1:
         """Choose the records of a pull; false when it is not a plain one."""
@@ -566,7 +581,7 @@ cdef class Pulls:
                 PyBuffer_Release(&self.log_buffer)
                 self.has_log = False
             try:
-                view = self.source.log_view(base)
+                view = self.log.view(base)
             except OSError:
                 return False
             PyObject_GetBuffer(view, &self.log_buffer, PyBUF_SIMPLE)
@@ -632,10 +647,6 @@ cdef class Pulls:
             self.served[self.served_count] = <PyObject *>plan  # it is kept in `owing`
             self.served_count += 1
         return 0
-
-    def count_held(self, Held held not None):
-        """The pull that `serve` answered last was really answered."""
-        self._count(held.plan)
 
     def took(self, double ms):
         """How long the last call took, for all its pulls together."""

@@ -54,10 +54,10 @@ class Reader:
         queues: Queues,
         index: Index | None,
     ) -> None:
-        self._options = options
-        self._warm_bytes = memory_bytes * options.access_message_in_memory_max_ratio // 100
-        self._log = log
-        self._flush = flush
+        self.options = options
+        self.warm_bytes = memory_bytes * options.access_message_in_memory_max_ratio // 100
+        self.log = log
+        self.flush = flush
         self._queues = queues
         self._index = index
         self.segment_bytes = log.segment_bytes
@@ -68,21 +68,6 @@ class Reader:
     @property
     def queues(self) -> Mapping[tuple[str, int], Queue]:
         return self._queues.table
-
-    def terms(self) -> tuple[int, int, int, int, int, int, int]:
-        """First and end of what may be read; then `_limits` for however many are wanted."""
-        options, end = self._options, self._flush.durable_end
-        return (
-            *(self._log.min_offset, end),
-            options.max_transfer_count_on_message_in_memory,
-            options.max_transfer_bytes_on_message_in_memory,
-            options.max_transfer_count_on_message_in_disk,
-            options.max_transfer_bytes_on_message_in_disk,
-            end - self._warm_bytes,
-        )
-
-    def log_view(self, base: int) -> memoryview:
-        return self._log.view(base)
 
     # --- for everybody -----------------------------------------------------------------------
 
@@ -123,8 +108,8 @@ class Reader:
 
     def record(self, log_offset: int, size: int | None) -> bytes | None:
         """One whole record, None unless a record of that size begins there."""
-        end = self._flush.durable_end
-        head = self._log.slice(log_offset, RECORD_BYTES_MIN, end)
+        end = self.flush.durable_end
+        head = self.log.slice(log_offset, RECORD_BYTES_MIN, end)
         if head is None:
             return None
         fields = RECORD_HEAD.unpack_from(head)
@@ -132,14 +117,14 @@ class Reader:
             return None
         if size is not None and size != fields[0]:
             return None
-        data = self._log.slice(log_offset, fields[0], end)
+        data = self.log.slice(log_offset, fields[0], end)
         return None if data is None else bytes(data)
 
     def find(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> Found:
         if self._index is None:
             return Found([], 0, 0)
         records: list[bytes] = []
-        max_count = min(max_count, self._options.max_msgs_num_batch)
+        max_count = min(max_count, self.options.max_msgs_num_batch)
         until_ms = end_ms
         for _ in range(FIND_ROUNDS):
             offsets = self._index.find(topic, key, max_count, begin_ms, until_ms)
@@ -158,7 +143,7 @@ class Reader:
         return -1 if entry is None else self._time_at(entry[0])
 
     def earliest_ms(self) -> int:
-        return self._time_at(self._log.min_offset)
+        return self._time_at(self.log.min_offset)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """First offset stored at or after that time, the queue's end when there is none."""
@@ -191,11 +176,11 @@ class Reader:
 
     # --- inside ------------------------------------------------------------------------------
     def _cold(self, log_offset: int) -> bool:
-        return self._flush.durable_end - log_offset > self._warm_bytes
+        return self.flush.durable_end - log_offset > self.warm_bytes
 
     def _time_at(self, log_offset: int) -> int:
-        end = self._flush.durable_end
-        head = self._log.slice(log_offset, _STORE_TIME_END, end)
+        end = self.flush.durable_end
+        head = self.log.slice(log_offset, _STORE_TIME_END, end)
         if head is None or _INT.unpack_from(head, 4)[0] not in (MAGIC_RECORD, MAGIC_RECORD_V2):
             return -1
         (sys_flag,) = _INT.unpack_from(head, RECORD_SYS_FLAG_AT)
@@ -210,7 +195,7 @@ class Reader:
 
         A damaged queue file must not hand out somebody else's message, or half of one.
         """
-        record = self._log.slice(log_offset, size, end)
+        record = self.log.slice(log_offset, size, end)
         if record is not None and size >= RECORD_BYTES_MIN:
             head = RECORD_HEAD.unpack_from(record)
             # Compat: entries of light queues (4.9) name records of another topic.
@@ -218,7 +203,7 @@ class Reader:
             here = here or queue.topic.startswith(LIGHT_PREFIX)
             if here and (head[0], head[6]) == (size, log_offset) and head[1] in _MAGICS:
                 return record
-        if not 0 <= log_offset < self._log.min_offset:  # else it has expired
+        if not 0 <= log_offset < self.log.min_offset:  # else it has expired
             _log.error(
                 "queue_entry_wrong topic=%s queue=%d offset=%d log_offset=%d next=%s",
                 *(queue.topic, queue.queue_id, queue_offset, log_offset),
@@ -234,15 +219,15 @@ class Reader:
         None when that is not so, or not known before the others were looked at too.
         """
         entries = queue.entries(offset, min(max_count + 1, _scan_count(max_count)))
-        end = self._flush.durable_end
+        end = self.flush.durable_end
         if not entries or queue.topic.startswith(LIGHT_PREFIX):
             return None
-        base = self._log.base_of(_LONG.unpack_from(entries)[0])
-        if not self._log.min_offset <= base < end:
+        base = self.log.base_of(_LONG.unpack_from(entries)[0])
+        if not self.log.min_offset <= base < end:
             return None
         limits = self._limits(max_count, end)
         try:
-            view = self._log.view(base)
+            view = self.log.view(base)
         except OSError:
             return None
         index, data, count, _, last, full = speed.select(
@@ -257,13 +242,13 @@ class Reader:
         )
 
     def _limits(self, max_count: int, end: int) -> speed.Limits:
-        options = self._options
+        options = self.options
         return (
             min(max_count, options.max_transfer_count_on_message_in_memory),
             options.max_transfer_bytes_on_message_in_memory,
             min(max_count, options.max_transfer_count_on_message_in_disk),
             options.max_transfer_bytes_on_message_in_disk,
-            end - self._warm_bytes,
+            end - self.warm_bytes,
         )
 
     def _scan(
@@ -275,7 +260,7 @@ class Reader:
         matches_record: Callable[[memoryview], bool] | None,
     ) -> Batch:
         least, most = queue.min_offset, queue.max_offset
-        taking = _Taking(self._limits(max_count, self._flush.durable_end), matches, matches_record)
+        taking = _Taking(self._limits(max_count, self.flush.durable_end), matches, matches_record)
         status = ReadStatus.NO_MATCHED_MESSAGE
         at, stop = offset, min(most, offset + _scan_count(max_count))
         step = max_count + 1  # where all are wanted, the entry behind the last one ends it
@@ -298,18 +283,18 @@ class Reader:
 
     def _take(self, queue: Queue, offset: int, entries: bytes, taking: _Taking) -> int:
         """Take what the packed entries from `offset` on name; how many of them are done with."""
-        index, count, end = 0, len(entries) // QUEUE_ENTRY_BYTES, self._flush.durable_end
+        index, count, end = 0, len(entries) // QUEUE_ENTRY_BYTES, self.flush.durable_end
         if not taking.plain:
             while index < count and not taking.full:
                 index += self._take_one(queue, offset, entries, index, end, taking)
             return index
-        low = self._log.min_offset
+        low = self.log.min_offset
         queue_id = -1 if queue.topic.startswith(LIGHT_PREFIX) else queue.queue_id
         while index < count and not taking.full:
-            base = self._log.base_of(_LONG.unpack_from(entries, index * QUEUE_ENTRY_BYTES)[0])
-            if low <= base + self._log.segment_bytes and base < end:
+            base = self.log.base_of(_LONG.unpack_from(entries, index * QUEUE_ENTRY_BYTES)[0])
+            if low <= base + self.log.segment_bytes and base < end:
                 try:
-                    view = self._log.view(base)
+                    view = self.log.view(base)
                 except OSError:
                     pass  # said below, for the entry that needs it
                 else:

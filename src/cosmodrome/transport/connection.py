@@ -62,6 +62,7 @@ class SocketConnection(asyncio.BufferedProtocol):
         self._limits = limits
         self._buffer = buffer
         self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
         self._session = Session(waiters_max=limits.calls_max, prepare=prepare)
         self._transport: asyncio.Transport | None = None
         self._peer: tuple[str, int] = ("?", 0)
@@ -237,7 +238,15 @@ class SocketConnection(asyncio.BufferedProtocol):
     @property
     def room(self) -> int:
         """How many more requests may be unanswered."""
-        return max(0, self._limits.in_flight_max - self._in_flight)
+        room = self._limits.in_flight_max - self._in_flight
+        return room if room > 0 else 0
+
+    def accept_one(self) -> bool:
+        """`accept` for one request; false when it cannot be, or nobody is there any more."""
+        if self._in_flight >= self._limits.in_flight_max or self._lost or self._close_reason:
+            return False
+        self._in_flight += 1
+        return True
 
     def accept(self, count: int) -> None:
         """Requests were taken; `answer`, or `answer_many`, follows for each of them."""

@@ -319,42 +319,35 @@ async def test_whoever_waits_may_be_told_at_once() -> None:
     told: list[object] = []
 
     class Told:
-        def done(self) -> bool:
-            return bool(told)
+        skip = None
 
-        def get_loop(self) -> asyncio.AbstractEventLoop:
-            return asyncio.get_running_loop()
+        def __init__(self, connection: FakeConnection) -> None:
+            self.key = ("T", 0)
+            self.offset = 5
+            self.matches = None
+            self.connection = connection
+            self.gone = False
 
-        def set_result(self, result: str, /) -> None:
-            told.append(result)
+        def run(self) -> None:
+            told.append("run")
 
-        def set_exception(self, exception: Exception, /) -> None:
-            told.append(exception)
+        def refuse(self, error: Refused) -> None:
+            told.append(error)
 
-        def cancel(self) -> None:
-            told.append("cancelled")
+        def drop(self) -> None:
+            told.append("dropped")
 
     def hold(hall: Hall) -> bool:
-        return hall.waiters.hold_for(
-            Told(),
-            topic="T",
-            queue_id=0,
-            offset=5,
-            matches=None,
-            timeout_ms=60_000,
-            connection=hall.connection,
-            rerun=hall.rerun,
-        )
+        return hall.waiters.park(Told(hall.connection), 60_000)
 
     hall = Hall()
     assert hold(hall)
     hall.arrive()
-    await asyncio.sleep(0)
-    assert told == ["run 1"] and hall.waiters.held == 0
+    assert told == ["run"] and hall.waiters.held == 0
     told.clear()
     assert hold(hall)
     hall.connection.close("gone")
-    assert told == ["cancelled"] and not hold(hall)
+    assert told == ["dropped"] and hall.waiters.held == 0
     told.clear()
     hall = Hall()
     assert hold(hall)
