@@ -15,6 +15,9 @@ of a call together; else, and for what the kernel does not take at once, they ar
 `bytes`. Whatever is unusual in the least (no plan, several log files, cold or
 expired or damaged data) ends the walk, and the caller goes the longer way with that frame.
 
+Files that were read last are remembered by weak references to their views, which the store drops
+when it closes them: neither is a file that is gone read on, nor does anybody here keep it open.
+
 Statistics are kept in the plans and told by `settle`, once for many pulls.
 """
 
@@ -26,6 +29,8 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
+
+from weakref import ref as weak
 
 from cosmodrome import layout
 from cosmodrome.speed.lane cimport (
@@ -130,6 +135,8 @@ cdef class PullPlan:
     cdef bint owes
     cdef int64_t calls, messages, size, next_offset
     cdef int64_t served_as  # number of its last pull among all
+    cdef object file_seen  # the file of the queue that was read last, and where it begins
+    cdef int64_t file_seen_base
     cdef double ms, longest_ms
 
     def __cinit__(self):
@@ -156,6 +163,7 @@ cdef class PullPlan:
         self.near_id = near_id
         self.far_id = far_id
         self.place = (topic, queue_id)
+        self.file_seen_base = -1
         self.wanted_count = 0
         if codes is not None:
             self.wanted_count = _codes(codes, &self.wanted)
@@ -193,6 +201,8 @@ cdef class Pulls:
     cdef bint master
     cdef bint busy
     cdef int64_t segment_bytes, scan_count_min
+    cdef object log_seen  # the file of the log that was read last, and where it begins
+    cdef int64_t log_seen_base
     # of the call under way
     cdef Choice choice
     cdef int64_t count_max, cold_count_max, min_offset, end
@@ -241,6 +251,7 @@ cdef class Pulls:
         self.plans = {}
         self.owing = []
         self.outlet = Outlet()
+        self.log_seen_base = -1
 
     def __dealloc__(self):
         PyMem_Free(self.choice.spans)
@@ -540,7 +551,12 @@ cdef class Pulls:
         else:
             file_bytes = queue.file_bytes
             file_base = position - position % file_bytes
-            PyObject_GetBuffer(queue.file_view(file_base), &buffer, PyBUF_SIMPLE)
+            view = plan.file_seen() if plan.file_seen_base == file_base else None
+            if view is None:
+                view = queue.file_view(file_base)
+                plan.file_seen = weak(view)
+                plan.file_seen_base = file_base
+            PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
             position -= file_base
         try:
             available = buffer.len
@@ -580,10 +596,14 @@ cdef class Pulls:
                 self.outlet.push(self.out)
                 PyBuffer_Release(&self.log_buffer)
                 self.has_log = False
-            try:
-                view = self.log.view(base)
-            except OSError:
-                return False
+            view = self.log_seen() if self.log_seen_base == base else None
+            if view is None:
+                try:
+                    view = self.log.view(base)
+                except OSError:
+                    return False
+                self.log_seen = weak(view)
+                self.log_seen_base = base
             PyObject_GetBuffer(view, &self.log_buffer, PyBUF_SIMPLE)
             self.has_log = True
             self.log_base = base
