@@ -12,6 +12,7 @@ A pull that finds nothing yet is parked with its plan, and answered by it when i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
@@ -69,6 +70,7 @@ class PullLane:
         self._done = templates(Reply(), ())
         self._pulls: pulls.Pulls | None = None
         self._learned = False
+        self._now: Callable[[], float] | None = None  # the clock of the loop, once there is one
         self.sniff: Callable[[memoryview, int], bool] = _never
         fast = _compiled()
         if fast is not None and fast.takes(self._found[0]):
@@ -86,13 +88,13 @@ class PullLane:
         pulls, options = self._pulls, self._options
         if pulls is None or not options.broker_permission & PERM_READ:
             return self._feed_one_by_one(connection, view, at)
-        fast, now, size = self._fast, connection.now, len(view)
+        fast, now, size = self._fast, self._now, len(view)
+        if now is None:
+            now = self._now = asyncio.get_running_loop().time
         while at < size and not connection.writing_paused:
             out: list[bytes] = []
             began = now()
-            at, why = pulls.feed(view, at, options.slave_read_enable, out, connection.free_fd())
-            if pulls.sent_bytes:
-                connection.wrote(pulls.sent_bytes)
+            at, why = pulls.feed(view, at, options.slave_read_enable, out, connection)
             if pulls.pulls:
                 took_s = now() - began
                 if took_s > 0:
@@ -104,6 +106,8 @@ class PullLane:
                 connection.heard_binary()
             if out:
                 connection.put(*out)
+            if why == fast.NOTHING:
+                break
             if why == fast.PULL:
                 self._learned = False
                 end = self._pull(connection, view, at)
@@ -142,21 +146,20 @@ class PullLane:
     def _hold(self, pulls: pulls.Pulls, connection: SocketConnection) -> int:
         """Where the pull ends that finds nothing yet, 0 when it is left to the slow lane."""
         held = pulls.held
-        if held is None or not connection.accept_one():
+        if held is None or not connection.room or connection.closed:
             return 0
         plan, options = held.plan, self._options
         try:
             if held.flags & PULL_COMMIT and options.broker_id == MASTER_ID:
                 self._offsets.commit(plan.group, plan.topic, plan.queue_id, held.commit)
         except Refused:
-            connection.answer_many(1, b"")
             return 0
         wait_ms = held.wait_ms
         if not options.long_polling_enable:
             wait_ms = options.short_polling_time_mills
         if not self._waiters.park(_Parked(self, options, pulls, connection, held), wait_ms):
-            connection.answer_many(1, b"")
             return 0
+        connection.accept(1)
         self._consume.missed_total += 1
         self._requests[PULL] += 1
         if held.serialize == SERIALIZE_BINARY:

@@ -258,16 +258,11 @@ cdef class Pulls:
 
     # --- serving -----------------------------------------------------------------------------
 
-    @property
-    def sent_bytes(self):
-        """How many bytes the last `feed` has written."""
-        return self.outlet.sent
-
-    def feed(self, view, Py_ssize_t at, bint slave_read, list out not None, int fd):
+    def feed(self, view, Py_ssize_t at, bint slave_read, list out not None, party):
         """Serve pulls and commits from `at` on.
 
-        Replies are written to the socket `fd` (-1: not at all), as far as it takes them at once;
-        the others are added to `out`.
+        Replies are written to the socket that `party` lends, as far as it takes them at once; the
+        others are added to `out`.
 
         Returns where the first frame begins that was not served, and why it was not.
         """
@@ -281,7 +276,7 @@ cdef class Pulls:
         self.unknown = None
         PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
         try:
-            self._begin(slave_read, out, fd)
+            self._begin(slave_read, out, party)
             why = self._walk(<const uint8_t *>buffer.buf, &at, buffer.len)
             self.outlet.push(out)
             return at, why
@@ -297,7 +292,7 @@ cdef class Pulls:
         if self.busy:
             raise RuntimeError("pulls are being served already")
         try:
-            self._begin(slave_read, [], -1)
+            self._begin(slave_read, [], None)
             if not self._holds(held.plan) or not self._find(held.plan, held.offset, held.count):
                 return None
             self._say(held.plan, <Template>self.found[held.serialize], held.opaque, held.offset)
@@ -319,10 +314,10 @@ cdef class Pulls:
         """Whether the last walk ended for want of a plan."""
         return self.unknown is not None
 
-    cdef int _begin(self, bint slave_read, list out, int fd) except -1:
+    cdef int _begin(self, bint slave_read, list out, party) except -1:
         self.busy = True
         self.out = out
-        self.outlet.open(fd)
+        self.outlet.open(party)
         self.has_log = False
         self.out_bytes = 0
         self.served_count = 0
@@ -341,6 +336,7 @@ cdef class Pulls:
         if self.has_log:
             PyBuffer_Release(&self.log_buffer)
             self.has_log = False
+        self.outlet.close()
         self.out = None
         self.busy = False
         return 0

@@ -45,18 +45,19 @@ cdef enum:
 cdef class Outlet:
     """Replies on their way into one socket, as pieces of memory: maps of the log, and notes.
 
-    Pieces are only lent: `push` has to come before a map is released. What the kernel does not
+    The party whose socket it is (None: nobody's) lends its descriptor when there is a first reply,
+    if nothing else waits to be written, and is told how much was. Pieces are only lent: `push` has to come before a map is released. What the kernel does not
     take then is copied to `late`, and from there on nothing more is taken here, so that the
     replies stay in order; whoever owns the socket writes the rest.
     """
 
-    cdef int fd  # -1: nothing is taken
+    cdef object party
+    cdef int fd  # -1: nothing is taken, -2: not asked for yet
     cdef iovec *pieces
     cdef Py_ssize_t count
     cdef uint8_t *notes
     cdef Py_ssize_t noted
     cdef Py_ssize_t waiting_bytes
-    cdef Py_ssize_t sent
 
     def __cinit__(self):
         self.fd = -1
@@ -69,9 +70,14 @@ cdef class Outlet:
         PyMem_Free(self.pieces)
         PyMem_Free(self.notes)
 
-    cdef void open(self, int fd) noexcept:
-        self.fd = fd
-        self.count = self.noted = self.waiting_bytes = self.sent = 0
+    cdef void open(self, party) noexcept:
+        self.party = party
+        self.fd = -1 if party is None else -2
+        self.count = self.noted = self.waiting_bytes = 0
+
+    cdef void close(self) noexcept:
+        self.party = None
+        self.fd = -1
 
     cdef bint take(
         self, const uint8_t *head, Py_ssize_t head_bytes, Choice *choice, list late
@@ -81,6 +87,8 @@ cdef class Outlet:
         cdef Py_ssize_t spans = 0 if choice == NULL else choice.span_count
         cdef const uint8_t *at
         cdef Py_ssize_t size
+        if self.fd == -2:
+            self.fd = self.party.free_fd()
         if self.fd < 0:
             return False
         if self.count + spans + 1 > PIECES_MAX or self.noted + head_bytes > NOTES_BYTES:
@@ -123,7 +131,8 @@ cdef class Outlet:
         if self.count == 0:
             return 0
         sent = send_pieces(fd, self.pieces, self.count)
-        self.sent += sent
+        if sent:
+            self.party.wrote(sent)
         left = self.waiting_bytes - sent
         if left:
             self.fd = -1

@@ -62,7 +62,6 @@ class SocketConnection(asyncio.BufferedProtocol):
         self._limits = limits
         self._buffer = buffer
         self._loop = asyncio.get_running_loop()
-        self.now = self._loop.time
         self._session = Session(waiters_max=limits.calls_max, prepare=prepare)
         self._transport: asyncio.Transport | None = None
         self._peer: tuple[str, int] = ("?", 0)
@@ -90,8 +89,7 @@ class SocketConnection(asyncio.BufferedProtocol):
         # progress as of the last tick
         self._tick_timer: asyncio.TimerHandle | None = None
         self._cut_timer: asyncio.TimerHandle | None = None
-        self._read_mark = (0, 0.0)
-        self._write_mark = (0, 0.0)
+        self._read_mark = self._write_mark = (0, 0.0)
         self._held = (0, 0)  # bytes of a half frame, bytes that the peer does not take
         self.note = b""  # what the lane keeps about the peer
 
@@ -238,15 +236,7 @@ class SocketConnection(asyncio.BufferedProtocol):
     @property
     def room(self) -> int:
         """How many more requests may be unanswered."""
-        room = self._limits.in_flight_max - self._in_flight
-        return room if room > 0 else 0
-
-    def accept_one(self) -> bool:
-        """`accept` for one request; false when it cannot be, or nobody is there any more."""
-        if self._in_flight >= self._limits.in_flight_max or self._lost or self._close_reason:
-            return False
-        self._in_flight += 1
-        return True
+        return max(0, self._limits.in_flight_max - self._in_flight)
 
     def accept(self, count: int) -> None:
         """Requests were taken; `answer`, or `answer_many`, follows for each of them."""
@@ -289,17 +279,13 @@ class SocketConnection(asyncio.BufferedProtocol):
             self._flush()
 
     def free_fd(self) -> int:
-        """The socket's descriptor, to write whole frames to at once, without waiting; `wrote` is
-        told how much that was. -1 when something else has to be written before."""
-        if self._fd < 0 or self._out or self.writing_paused or self._lost or self._close_reason:
-            return -1
+        """The socket, to write frames to at once; `wrote` is told. -1: others come before."""
         transport = self._transport
-        if transport is None or transport.get_write_buffer_size() or transport.is_closing():
+        if self._fd < 0 or self._out or self.writing_paused or self.closed or transport is None:
             return -1
-        return self._fd
+        return -1 if transport.get_write_buffer_size() or transport.is_closing() else self._fd
 
     def wrote(self, size: int) -> None:
-        """So many bytes went to the socket by another way; what is missing of a frame follows."""
         self._written_bytes += size
 
     def heard_binary(self) -> None:
@@ -318,8 +304,7 @@ class SocketConnection(asyncio.BufferedProtocol):
         raw = transport.get_extra_info("socket")
         if raw is not None:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if transport.get_extra_info("sslcontext") is None:
-                self._fd = raw.fileno()
+            self._fd = -1 if transport.get_extra_info("sslcontext") else raw.fileno()
         now = self._loop.time()
         self._read_mark = self._write_mark = (0, now)
         self._arm_tick()
