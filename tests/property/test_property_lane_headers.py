@@ -45,6 +45,7 @@ STORE_MS = 1_700_000_000_123
 BODY = b"the body"
 CLUSTER = "c"
 BYTES_MAX = (1 << 20, 1 << 21)  # of bodies, of records
+TOPICS = (b"T", b"U", b"Topic-2", b"x" * 127, b"null")
 Taken = tuple[int, int, bool, bool, Record]  # code, opaque, one-way, whether it waits
 SHORT = "abcdefghijkm"
 LONG = (
@@ -137,21 +138,21 @@ class Lane:
     """A lane that sees one header after the other, and may remember what they look like."""
 
     def __init__(self, core: ModuleType) -> None:
-        plan = core.Plan("T", 4, 0)
-        self._intake = core.Intake(lambda name: plan if name == b"T" else None, CLUSTER, *BYTES_MAX)
+        plans = {name: core.Plan(name.decode(), 4, 0) for name in TOPICS}
+        self.intake = core.Intake(plans.get, CLUSTER, *BYTES_MAX)
 
     def take(self, header: bytes, serialize: int = SERIALIZE_JSON) -> Taken | None:
         """What became of a send with this header; None when it is left to the slow lane."""
         frame, log = frame_of(header, serialize), bytearray()
-        self._intake.clear()
-        at, _, taken = self._intake.gather(None, memoryview(frame), 0, 9, HOST, HOST)
+        self.intake.clear()
+        at, _, taken = self.intake.gather(None, memoryview(frame), 0, 9, HOST, HOST)
         if not taken:
             assert at == 0
             return None
         assert (at, taken) == (len(frame), 1)
-        _, count, runs, keys = self._intake.encode(log, 0, 1 << 30, STORE_MS, lambda *_: [0], [])
+        _, count, runs, keys = self.intake.encode(log, 0, 1 << 30, STORE_MS, lambda *_: [0], [])
         assert (runs, keys) == pure.gather(memoryview(log), 0, 0, len(log), True, count)[:2]
-        ((_, wait, ticket),) = self._intake.tickets()[1]
+        ((_, wait, ticket),) = self.intake.tickets()[1]
         ((_, code, opaque, seen, oneway),) = ticket.requests()
         assert seen == serialize
         (record,) = decode_records(bytes(log))
@@ -165,7 +166,8 @@ def check(header: bytes, found: Taken, serialize: int = SERIALIZE_JSON) -> None:
     assert seen == [code, opaque, bool(flag & FLAG_ONEWAY)]
     fields = [ext.get(name) for name in (LONG if code == 10 else SHORT)]
     topic, queue_id, born_ms, own_flag = fields[1], fields[4], fields[6], fields[7]
-    assert record.topic == topic == "T" and record.body == BODY
+    assert topic is not None and topic.encode() in TOPICS
+    assert record.topic == topic and record.body == BODY
     assert [record.queue_id, record.born_ms, record.flag] == [
         int(text or "") for text in (queue_id, born_ms, own_flag)
     ]
@@ -174,7 +176,7 @@ def check(header: bytes, found: Taken, serialize: int = SERIALIZE_JSON) -> None:
     assert wait is (pairs.pop("WAIT", "true").lower() == "true")
     properties = join(pairs | {"CLUSTER": CLUSTER})
     assert record.properties == properties
-    assert record.size == RECORD_BYTES_MIN + len("T") + len(BODY) + len(properties.encode())
+    assert record.size == RECORD_BYTES_MIN + len(topic) + len(BODY) + len(properties.encode())
 
 
 @cores
@@ -214,14 +216,30 @@ NUMBERS = (
 )
 
 
-def repeated(style: int, numbers: Sequence[str], values: Sequence[bytes]) -> bytes:
+def repeated(
+    style: int, numbers: Sequence[str], values: Sequence[bytes], topic: bytes = b"T"
+) -> bytes:
     """The header of a producer that always writes the same around these."""
-    words = ["g", "T", "TBW102", "4", "QUEUE", "0", "BORN", "5", REPEATED, "0", "false", "false"]
+    words = [
+        "g",
+        "TOPIC",
+        "TBW102",
+        "4",
+        "QUEUE",
+        "0",
+        "BORN",
+        "5",
+        REPEATED,
+        "0",
+        "false",
+        "false",
+    ]
     opaque, queue_id, born_ms = numbers
     if style == BINARY:
         front, *rest = REPEATED.encode().split(b"{}")
         text = front + b"".join(value + part for value, part in zip(values, rest, strict=True))
         swapped = {"QUEUE": queue_id.encode(), "BORN": born_ms.encode(), REPEATED: text}
+        swapped["TOPIC"] = topic
         number = int(opaque) if opaque.isdigit() and int(opaque) < 1 << 31 else -7
         return binary_header([swapped.get(word, word.encode()) for word in words], number)
     header = header_of(dict(zip(SHORT, words, strict=True)), 987654321, 310, style)
@@ -229,6 +247,7 @@ def repeated(style: int, numbers: Sequence[str], values: Sequence[bytes]) -> byt
         header = header.replace(b'"QUEUE"', b"QUEUE").replace(b'"BORN"', b"BORN")
     for place, said in ((b"987654321", opaque), (b"QUEUE", queue_id), (b"BORN", born_ms)):
         header = header.replace(place, said.encode())
+    header = header.replace(b"TOPIC", topic)
     front, *rest = header.split(b"{}")
     return front + b"".join(value + part for value, part in zip(values, rest, strict=True))
 
@@ -258,8 +277,9 @@ def test_headers_that_repeat_are_taken(
     seen = Lane(core)
     for turn, said in enumerate([(1, 1, 1), *numbers, *numbers]):
         values = [words[(turn + number) % len(words)].encode() for number in range(4)]
+        topic = TOPICS[turn % len(TOPICS)]
         assert take_and_check(
-            seen, style, repeated(style, [str(number) for number in said], values)
+            seen, style, repeated(style, [str(number) for number in said], values, topic)
         )
 
 
@@ -294,7 +314,21 @@ def test_headers_that_nearly_repeat(
                 *(repeated(style, said, plain), repeated(style, said, texts)),
             ):
                 take_and_check(seen, style, header)
-        take_and_check(seen, style, repeated(style, numbers, values))
+        for topic in (*TOPICS, *values):
+            take_and_check(seen, style, repeated(style, said, usual, topic))
+        take_and_check(seen, style, repeated(style, numbers, values, values[0]))
+
+
+@pytest.mark.skipif(len(CORES) == 1, reason="the compiled lane is not built")
+@pytest.mark.parametrize("style", [0, 2, 4, BINARY])
+def test_a_shape_fits_whatever_the_topic(style: int) -> None:
+    seen, said, usual = Lane(CORES[-1]), ["7", "1", "12"], [b"u", b"m", b"t", b"k"]
+    topics = [topic for topic in TOPICS if style != BINARY or len(topic) == 1]
+    for topic in [*topics, *topics]:
+        assert take_and_check(seen, style, repeated(style, said, usual, topic))
+    assert seen.intake.shaped == 2 * len(topics) - 1, "the first one was read, no other"
+    assert not take_and_check(seen, style, repeated(style, said, usual, b"Z"))
+    assert not take_and_check(seen, style, repeated(style, ["7", "4", "12"], usual))
 
 
 @cores

@@ -71,3 +71,23 @@ def test_facts_are_those_of_the_records(
         taken += count
     assert taken >= len(sends)
     assert all(type(place[0]) is int for place in places.values())
+
+
+def test_a_topic_is_asked_for_once(lane_core: ModuleType) -> None:
+    asked: list[bytes] = []
+
+    def find(name: bytes) -> object:
+        asked.append(name)
+        return lane_core.Plan(name.decode(), 4, 0)
+
+    intake = lane_core.Intake(find, "c", 9000, 90_000)
+    names = [f"{'long-' * (number % 20)}{number}" for number in range(300)]
+    view = memoryview(b"".join(send(name, 0, "") for name in names))
+    for lives, forget in ((1, False), (1, True), (2, False)):
+        intake.gather(None, view, 0, 1000, HOST, HOST)
+        assert intake.left == len(names) <= len(intake.known)
+        assert asked == [name.encode() for name in names] * lives
+        intake.clear()
+        if forget:
+            intake.known.clear()
+            assert len(intake.known) == 0

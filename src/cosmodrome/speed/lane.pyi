@@ -45,8 +45,13 @@ def answer(
     counted: list[Plan],
 ) -> tuple[dict[int, int], Exception | None]: ...
 
+class Plans:
+    def __len__(self) -> int: ...
+    def clear(self) -> None: ...
+
 class Intake:
-    known: dict[bytes, Plan]
+    known: Plans
+    shaped: int
     saw_binary: bool
     kept_bytes: int
     def __init__(

@@ -20,7 +20,9 @@ read beyond a length that was checked before.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memset
@@ -70,6 +72,7 @@ cdef Py_ssize_t QUEUE_ENTRY_BYTES = layout.QUEUE_ENTRY_BYTES
 cdef Py_ssize_t INDEX_KEY_BYTES = layout.INDEX_KEY.size
 
 cdef enum:
+    NAME_BYTES_MAX = 127  # of a topic: its length is one byte, and signed
     PAIRS_MAX = 24
     ITEMS_KEPT = 8192
     SCRATCH_BYTES_KEPT = 1048576
@@ -118,7 +121,8 @@ cdef class Intake:
     cdef bint busy
     cdef bytes born_host
     cdef bytes store_host
-    cdef public dict known  # plans by the name of their topic
+    cdef readonly Plans known
+    cdef readonly uint64_t shaped  # headers that had a known shape
     cdef readonly bint saw_binary  # in the last buffer
     cdef readonly Py_ssize_t kept_bytes
 
@@ -142,7 +146,7 @@ cdef class Intake:
         self.cluster = f"CLUSTER\x01{cluster}".encode()
         self.body_bytes_max = body_bytes_max
         self.record_bytes_max = record_bytes_max
-        self.known = {}
+        self.known = Plans()
         self.plans = []
         self.portions = []
         self.parties = []
@@ -340,7 +344,6 @@ cdef class Intake:
         cdef Shape *shape
         cdef Filled filled
         cdef Noted noted
-        cdef Text topic
         cdef Ask ask
         cdef Plan plan
         if body_bytes < 0 or body_bytes > self.body_bytes_max:
@@ -358,10 +361,8 @@ cdef class Intake:
             return False
         if PyBytes_GET_SIZE(self.store_host) == 0:
             return False
-        topic.at = shape.text + shape.topic_at
-        topic.size = shape.topic_bytes
-        topic.escaped = False
-        plan = self._plan(&topic, &ask.plan)
+        filled.topic.escaped = False
+        plan = self._plan(&filled.topic, &ask.plan)
         if plan is None or filled.numbers[HOLE_QUEUE_ID] >= plan.queues:
             return False
         ask.queue_id = <int32_t>filled.numbers[HOLE_QUEUE_ID]
@@ -384,6 +385,7 @@ cdef class Intake:
             self.item_count = items_before
             self.scratch_size = scratch_before
             return False
+        self.shaped += 1
         self.credit += self.credit < CREDIT_MAX
         if shape.serialize == SERIALIZE_BINARY:
             self.saw_binary = True
@@ -453,7 +455,6 @@ cdef class Intake:
 
     cdef Plan _plan(self, Text *topic, Py_ssize_t *number):
         cdef Plan plan
-        cdef bytes name
         cdef Py_ssize_t index
         if topic.at == NULL or topic.escaped or topic.size == 0:
             return None
@@ -461,20 +462,18 @@ cdef class Intake:
         index = len(self.plans)
         if index:
             plan = <Plan>self.plans[index - 1]
-            if PyBytes_GET_SIZE(plan.name) == topic.size and memcmp(
-                PyBytes_AS_STRING(plan.name), topic.at, topic.size
-            ) == 0:
+            if _is_name(plan, topic.at, topic.size):
                 number[0] = index - 1
                 return plan
-        if topic.size > 127:
+        if topic.size > NAME_BYTES_MAX:
             return None
-        name = topic.at[:topic.size]
-        plan = self.known.get(name)
+        plan = self.known.find(topic.at, topic.size)
         if plan is None:
-            plan = self.find(name)
+            plan = self.find(topic.at[:topic.size])
             if plan is None:
                 return None
-            self.known[name] = plan
+            if _is_name(plan, topic.at, topic.size):
+                self.known.add(plan)
         if plan.fed != self.gathering:
             plan.fed = self.gathering
             plan.number = index
@@ -489,7 +488,7 @@ cdef class Intake:
         """Note a send and its messages, whose shared properties are made ready."""
         cdef Py_ssize_t fixed_bytes = (
             RECORD_BYTES_MIN - 2 * HOST_V4_BYTES + PyBytes_GET_SIZE(self.born_host)
-            + PyBytes_GET_SIZE(self.store_host) + PyBytes_GET_SIZE(plan.name)
+            + PyBytes_GET_SIZE(self.store_host) + plan.name_bytes
         )
         cdef Py_ssize_t shared_bytes = self.scratch_size - shared_at
         cdef Item *item
@@ -783,8 +782,8 @@ cdef class Intake:
         at = _put64(at, 0)
         at = _put32(at, <uint32_t>item.body_bytes)
         at = _put(at, item.body, item.body_bytes)
-        at[0] = <uint8_t>PyBytes_GET_SIZE(plan.name)
-        at = _put(at + 1, PyBytes_AS_STRING(plan.name), PyBytes_GET_SIZE(plan.name))
+        at[0] = <uint8_t>plan.name_bytes
+        at = _put(at + 1, plan.name, plan.name_bytes)
         at = _put16(at, <uint32_t>_properties_bytes(item))
         at = _put(at, item.own, item.own_bytes)
         if _needs_end(item):

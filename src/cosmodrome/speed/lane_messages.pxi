@@ -4,7 +4,8 @@ cdef class Plan:
     """What the lane knows about a topic that takes messages without a second thought."""
 
     cdef readonly str topic
-    cdef bytes name
+    cdef Py_ssize_t name_bytes
+    cdef uint8_t name[NAME_BYTES_MAX]
     cdef int32_t queues
     cdef int32_t sys_flag  # bits that its messages get
     cdef list places  # by queue id, as the log gave them
@@ -30,15 +31,17 @@ cdef class Plan:
         PyMem_Free(self.mark)
 
     def __init__(self, str topic not None, int32_t queues, int32_t sys_flag):
+        cdef bytes name = topic.encode()
         if queues < 0 or self.next != NULL:
             raise ValueError(f"{queues} queues")
+        if not 0 < len(name) <= NAME_BYTES_MAX:
+            raise ValueError(f"{topic!r} cannot be a topic")
         self.topic = topic
-        self.name = topic.encode()
+        self.name_bytes = len(name)
+        memcpy(self.name, PyBytes_AS_STRING(name), self.name_bytes)
         self.queues = queues
         self.sys_flag = sys_flag
         self.places = [None] * queues
-        if not 0 < len(self.name) <= layout.TOPIC_BYTES_MAX:
-            raise ValueError(f"{topic!r} cannot be a topic")
         self.prefix = _prefix(topic)
         self.next = <int64_t *>PyMem_Malloc((queues + 1) * sizeof(int64_t))
         self.entries = <uint8_t **>PyMem_Malloc((queues + 1) * sizeof(uint8_t *))
@@ -52,6 +55,118 @@ cdef class Plan:
         taken = (self.topic, self.calls, self.messages, self.size)
         self.calls = self.messages = self.size = 0
         return taken
+
+
+cdef extern from *:
+    """
+    /* Of a name; whoever does not know the seed cannot choose names that meet. */
+    static inline uint64_t name_hash(const uint8_t *at, Py_ssize_t size, uint64_t seed) {
+        const uint64_t factor = 0x9E3779B97F4A7C15u;
+        uint64_t some = 0, hash = seed ^ (uint64_t)size;
+        const uint8_t *end = at + size;
+        if (size < 8) {
+            for (; at < end; at++)
+                some = some << 8 | *at;
+        } else {
+            for (; end - at > 8; at += 8) {
+                memcpy(&some, at, 8);
+                hash = (hash ^ some) * factor;
+                hash ^= hash >> 32;
+            }
+            memcpy(&some, end - 8, 8);  /* some of these were seen before */
+        }
+        hash = (hash ^ some) * factor;
+        return hash ^ hash >> 32;
+    }
+    """
+    uint64_t name_hash(const uint8_t *at, Py_ssize_t size, uint64_t seed) noexcept nogil
+
+
+cdef struct Slot:
+    uint64_t hash
+    PyObject *plan  # NULL: free
+
+
+cdef class Plans:
+    """Plans by the name of their topic. No Python object is made to look for one."""
+
+    cdef Slot *slots  # a power of two, at most half of them taken
+    cdef uint64_t mask
+    cdef Py_ssize_t count
+    cdef uint64_t seed
+
+    def __cinit__(self):
+        self.slots = NULL
+        self.mask = 0
+        self.count = 0
+        self.seed = <uint64_t>hash("the names of topics")  # another one in every process
+
+    def __dealloc__(self):
+        self._empty()
+
+    def __len__(self):
+        return self.count
+
+    def clear(self):
+        self._empty()
+
+    cdef void _empty(self) noexcept:
+        cdef Slot *slots = self.slots
+        cdef uint64_t room = self.mask + 1
+        cdef uint64_t at
+        self.slots = NULL
+        self.mask = 0
+        self.count = 0
+        if slots != NULL:
+            for at in range(room):
+                Py_XDECREF(slots[at].plan)
+            PyMem_Free(slots)
+
+    cdef Plan find(self, const uint8_t *name, Py_ssize_t name_bytes):
+        cdef uint64_t wanted = name_hash(name, name_bytes, self.seed)
+        cdef uint64_t at = wanted & self.mask
+        cdef Plan plan
+        if self.slots == NULL:
+            return None
+        while self.slots[at].plan != NULL:
+            if self.slots[at].hash == wanted:
+                plan = <Plan>self.slots[at].plan
+                if _is_name(plan, name, name_bytes):
+                    return plan
+            at = (at + 1) & self.mask
+        return None
+
+    cdef int add(self, Plan plan) except -1:
+        """A plan whose name has none."""
+        cdef Slot *old = self.slots
+        cdef uint64_t old_room = self.mask + 1
+        cdef uint64_t room, at
+        if old == NULL or 2 * <uint64_t>(self.count + 1) > old_room:
+            room = 64 if old == NULL else 2 * old_room
+            self.slots = <Slot *>PyMem_Calloc(room, sizeof(Slot))
+            if self.slots == NULL:
+                self.slots = old
+                raise MemoryError
+            self.mask = room - 1
+            if old != NULL:
+                for at in range(old_room):
+                    if old[at].plan != NULL:
+                        self._put(old[at])
+                PyMem_Free(old)
+        Py_INCREF(plan)
+        self._put(Slot(name_hash(plan.name, plan.name_bytes, self.seed), <PyObject *>plan))
+        self.count += 1
+        return 0
+
+    cdef void _put(self, Slot slot) noexcept:
+        cdef uint64_t at = slot.hash & self.mask
+        while self.slots[at].plan != NULL:
+            at = (at + 1) & self.mask
+        self.slots[at] = slot
+
+
+cdef inline bint _is_name(Plan plan, const uint8_t *name, Py_ssize_t name_bytes) noexcept:
+    return plan.name_bytes == name_bytes and memcmp(plan.name, name, name_bytes) == 0
 
 
 cdef struct Ask:

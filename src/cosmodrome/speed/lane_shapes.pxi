@@ -1,7 +1,7 @@
 # Part of lane.pyx: headers that repeat an earlier one but for a few values (the twin: lane_habits.py).
 #
-# The headers of one producer differ in few values. When one was read and taken in the ordinary way
-# a Shape keeps the text between those values. A header with the same text around values that cannot
+# The headers of one producer differ in few values, the topic among them. When one was read and taken
+# in the ordinary way a Shape keeps the text between those values. A header with the same text around values that cannot
 # mean anything but themselves (digits; ASCII without quotes, escapes and control characters) is
 # what that one was with other values, and need not be read. In a binary header the text around a
 # value tells its length, so there that stays the same too.
@@ -51,14 +51,15 @@ cdef enum:
     REMEMBER_COST = 8
     CREDIT_EVERY = 256  # headers that were not known, until it is tried again
 
-cdef enum:  # what a hole is for; those before VALUE are numbers
+cdef enum:  # what a hole is for; those before TOPIC are numbers, those from VALUE on properties
     HOLE_QUEUE_ID = 0
     HOLE_BORN_MS = 1
     HOLE_OPAQUE = 2
-    HOLE_VALUE = 3
-    HOLE_TAGS = 4
-    HOLE_WORDS = 5
-    HOLE_UNIQUE = 6
+    HOLE_TOPIC = 3
+    HOLE_VALUE = 4
+    HOLE_TAGS = 5
+    HOLE_WORDS = 6
+    HOLE_UNIQUE = 7
 
 cdef struct Hole:
     int kind
@@ -72,8 +73,6 @@ cdef struct Shape:
     Py_ssize_t count
     Py_ssize_t text_bytes
     Py_ssize_t kept_bytes
-    Py_ssize_t topic_at
-    int32_t topic_bytes
     int serialize
     int32_t code
     int32_t sys_flag
@@ -86,7 +85,8 @@ cdef struct Shape:
 
 
 cdef struct Filled:
-    int64_t numbers[HOLE_VALUE]
+    int64_t numbers[HOLE_TOPIC]
+    Text topic
     Text values[HOLES_MAX]
 
 
@@ -106,8 +106,8 @@ cdef bint _add_hole(Shape *shape, int kind, const uint8_t *at, Py_ssize_t size) 
     return True
 
 
-cdef bint _add_number(Shape *shape, int kind, Text *text) noexcept nogil:
-    """A number in quotes, if JSON: what is in a hole may begin with zeros."""
+cdef bint _add_quoted(Shape *shape, int kind, Text *text) noexcept nogil:
+    """A value in quotes, if JSON: a number in a hole may begin with zeros."""
     if shape.serialize == SERIALIZE_JSON and (text.at - 1)[0] != 34:
         return False
     return _add_hole(shape, kind, text.at, text.size)
@@ -180,7 +180,6 @@ cdef bint _add_values(Shape *shape, Text *text) noexcept nogil:
 cdef bint _learn(Shape *shape, Head *head, Py_ssize_t size) noexcept nogil:
     """Make the shape of a header, of a send that was taken and is no batch; False if unusual."""
     cdef const uint8_t *at = head.start
-    cdef const uint8_t *topic = head.fields[1].at
     cdef uint8_t *to = shape.text
     cdef Hole *hole
     cdef Py_ssize_t number
@@ -190,8 +189,9 @@ cdef bint _learn(Shape *shape, Head *head, Py_ssize_t size) noexcept nogil:
         return False
     if not (
         _add_hole(shape, HOLE_OPAQUE, head.opaque_at, head.opaque_bytes)
-        and _add_number(shape, HOLE_QUEUE_ID, &head.fields[4])
-        and _add_number(shape, HOLE_BORN_MS, &head.fields[6])
+        and _add_quoted(shape, HOLE_TOPIC, &head.fields[1])
+        and _add_quoted(shape, HOLE_QUEUE_ID, &head.fields[4])
+        and _add_quoted(shape, HOLE_BORN_MS, &head.fields[6])
         and _number32(&head.fields[5], &shape.sys_flag)
         and _number32(&head.fields[7], &shape.flag)
     ):
@@ -200,16 +200,11 @@ cdef bint _learn(Shape *shape, Head *head, Py_ssize_t size) noexcept nogil:
         return False
     for number in range(shape.count):
         hole = &shape.holes[number]
-        if at <= topic < hole.learned.at:
-            shape.topic_at = to - shape.text + (topic - at)
         hole.text_bytes = hole.learned.at - at
         to = _put(to, at, hole.text_bytes)
         at = hole.learned.at + hole.learned.size
-    if at <= topic:
-        shape.topic_at = to - shape.text + (topic - at)
     to = _put(to, at, head.start + size - at)
     shape.text_bytes = to - shape.text
-    shape.topic_bytes = head.fields[1].size
     shape.code = head.code
     shape.oneway = head.flag & FLAG_ONEWAY != 0
     return True
@@ -239,6 +234,7 @@ cdef bint _fits(Shape *shape, const uint8_t *at, const uint8_t *end, Filled *fil
     cdef const uint8_t *hole_end
     cdef bint binary = shape.serialize == SERIALIZE_BINARY
     cdef Hole *hole
+    cdef Text *value
     cdef Py_ssize_t number, size
     for number in range(shape.count):
         hole = &shape.holes[number]
@@ -252,12 +248,13 @@ cdef bint _fits(Shape *shape, const uint8_t *at, const uint8_t *end, Filled *fil
             hole_end = at + hole.learned.size
             if hole_end > end:
                 return False
-        if hole.kind >= HOLE_VALUE:
+        if hole.kind >= HOLE_TOPIC:
             stop = _text_end(shape, at, hole_end)
             if stop == at or has_high(at, stop - at):
                 return False
-            filled.values[number].at = at
-            filled.values[number].size = <int32_t>(stop - at)
+            value = &filled.topic if hole.kind == HOLE_TOPIC else &filled.values[number]
+            value.at = at
+            value.size = <int32_t>(stop - at)
         elif binary and hole.kind == HOLE_OPAQUE:
             filled.numbers[HOLE_OPAQUE] = _i32(at)
             stop = hole_end
