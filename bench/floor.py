@@ -14,6 +14,7 @@ import sys
 from bench.loadgen import new_loop
 from cosmodrome.broker.lane_replies import HOLES, templates
 from cosmodrome.env.options import SocketOptions
+from cosmodrome.speed import Place
 from cosmodrome.speed import lane as core
 from cosmodrome.transport.connection import SocketConnection
 from cosmodrome.transport.router import Router
@@ -40,7 +41,7 @@ class Floor:
             trace_on=True,
         )
         self._replies = templates(reply, HOLES[:3])
-        self._places: dict[tuple[str, int], list[int]] = {}
+        self._places: dict[tuple[str, int], Place] = {}
         self._host = HOST.hex().upper().encode()
 
     def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
@@ -54,8 +55,8 @@ class Floor:
         intake.clear()
         return at
 
-    def _place(self, topic: str, queue_id: int) -> list[int]:
-        return self._places.setdefault((topic, queue_id), [0])
+    def _place(self, topic: str, queue_id: int) -> Place:
+        return self._places.setdefault((topic, queue_id), Place(topic, queue_id, 0))
 
     def _plan(self, name: bytes) -> core.Plan:
         return core.Plan(name.decode(), QUEUES, 0)

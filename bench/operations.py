@@ -130,10 +130,10 @@ def _lane(data: bytes, requests: int) -> Iterator[Work]:
         [bytes(21) + bytes(4), b"queueId", b"queueOffset", b""], True, 21, 0
     )
     view, log = memoryview(data), bytearray()
-    places: dict[tuple[str, int], list[int]] = {}
+    places: dict[tuple[str, int], speed.Place] = {}
 
-    def place(*queue: Any) -> list[int]:
-        return places.setdefault(queue, [0])
+    def place(*queue: Any) -> speed.Place:
+        return places.setdefault(queue, speed.Place(*queue, 0))
 
     def once() -> None:
         at, _, count = intake.gather(None, view, 0, 1024, HOST, HOST)

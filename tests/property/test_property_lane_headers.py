@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cosmodrome import speed
 from cosmodrome.errors import ProtocolError
 from cosmodrome.layout import (
     FLAG_ONEWAY,
@@ -134,6 +135,10 @@ def frame_of(header: bytes, serialize: int = SERIALIZE_JSON) -> bytes:
     return struct.pack(">II", 4 + len(header) + len(BODY), word) + header + BODY
 
 
+def first_place(topic: str, queue_id: int) -> speed.Place:
+    return speed.Place(topic, queue_id, 0)
+
+
 class Lane:
     """A lane that sees one header after the other, and may remember what they look like."""
 
@@ -150,8 +155,8 @@ class Lane:
             assert at == 0
             return None
         assert (at, taken) == (len(frame), 1)
-        _, count, runs, keys = self.intake.encode(log, 0, 1 << 30, STORE_MS, lambda *_: [0], [])
-        assert (runs, keys) == pure.gather(memoryview(log), 0, 0, len(log), True, count)[:2]
+        _, count, runs, keys = self.intake.encode(log, 0, 1 << 30, STORE_MS, first_place, [])
+        assert (list(runs), keys) == pure.gather(memoryview(log), 0, 0, len(log), True, count)[:2]
         ((_, wait, ticket),) = self.intake.tickets()[1]
         ((_, code, opaque, seen, oneway),) = ticket.requests()
         assert seen == serialize

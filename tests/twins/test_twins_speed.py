@@ -414,11 +414,17 @@ def test_select(
         )
 
 
-class Tail:
-    def __init__(self, entries: int, log_end: int, tail_at: int = 0) -> None:
-        self.tail = bytearray(entries * QUEUE_ENTRY.size)
-        self.tail_at = tail_at
-        self.log_end = log_end
+class Growing:
+    def __init__(self, twin: Any, entries: int, log_end: int, at: int) -> None:
+        self.growth = twin.Tail(self)
+        self.growth.data[:] = bytes(entries * QUEUE_ENTRY.size)
+        self.growth.at = at
+        self.growth.log_end = log_end
+
+
+def facts(tail: Any) -> tuple[Any, ...]:
+    assert tail.end == tail.at + len(tail.data)
+    return bytes(tail.data), tail.at, tail.log_end, tail.dirty
 
 
 RUNS = st.lists(
@@ -451,19 +457,19 @@ def test_spread(
     results = []
     for twin in (pure, native):
         queues = {
-            (topic, queue): Tail(3 if queue else 0, log_end, 20 * queue if queue else 60)
+            (topic, queue): Growing(twin, 3 if queue else 0, log_end, 20 * queue if queue else 60)
             for topic in "TU"
             for queue in range(3)
         }
         names = {queue: key for key, queue in queues.items()}
-        dirty: set[Tail] = set()
+        dirty: set[Growing] = set()
         done, size, seen = twin.spread(runs, queues, dirty, topics, [{("U", watched)}])
         assert {names[queue] for queue, _ in seen} <= {names[queue] for queue in dirty}
         results.append(
             (
                 *(done, size, [(names[queue], entries) for queue, entries in seen]),
                 sorted(names[queue] for queue in dirty),
-                {key: (queue.tail, queue.tail_at, queue.log_end) for key, queue in queues.items()},
+                {key: facts(queue.growth) for key, queue in queues.items()},
             )
         )
     assert results[0] == results[1]

@@ -22,10 +22,13 @@ from cosmodrome.speed.pure import (
     Header,
     Limits,
     Run,
+    put_back,
 )
 
 if TYPE_CHECKING:
     from cosmodrome.speed.pure import (
+        Place,
+        Tail,
         chain,
         decode_header,
         encode_header,
@@ -58,6 +61,8 @@ else:
         HAS_LANE = FLAVOUR == "native" and bool(import_module("cosmodrome.speed.lane"))
     except ImportError:
         HAS_LANE = False
+    Place = _chosen.Place
+    Tail = _chosen.Tail
     chain = _chosen.chain
     decode_header = _chosen.decode_header
     encode_header = _chosen.encode_header
@@ -82,7 +87,9 @@ __all__ = [
     "Entry",
     "Header",
     "Limits",
+    "Place",
     "Run",
+    "Tail",
     "chain",
     "decode_header",
     "encode_header",
@@ -90,6 +97,7 @@ __all__ = [
     "gather",
     "java_hash",
     "key_hash",
+    "put_back",
     "select",
     "spread",
     "walk",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from typing import Any, Protocol
-
 from cosmodrome.layout import (
     INDEX_ENTRY,
     INDEX_KEY,
@@ -19,9 +16,6 @@ from cosmodrome.layout import (
 
 # messages and bytes at most; the same for cold ones; the log offset below which they are cold
 Limits = tuple[int, int, int, int, int]
-
-# topic, queue id, offset of the first entry, packed entries
-Run = tuple[str, int, int, bytes]
 
 SLOT_PAGE_BYTES = 4096
 
@@ -69,52 +63,6 @@ def chain(
         count += 1
     out += b"".join(entries)
     return count - first, fresh
-
-
-class Tail(Protocol):
-    """What `spread` needs of a queue."""
-
-    tail: bytearray  # its newest entries
-    tail_at: int  # the position of their first byte
-    log_end: int  # end of the record that the last entry names
-
-
-def spread(
-    runs: Sequence[Run],
-    queues: Mapping[tuple[str, int], Tail],
-    dirty: set[Any],
-    topics: Container[str],
-    watched: Sequence[Container[tuple[str, int]]],
-) -> tuple[int, int, list[tuple[Any, bytes]]]:
-    """Add runs of packed entries to the tails of their queues, which become `dirty`.
-
-    Stops before a run that needs a closer look: its queue is not there, or ends elsewhere, or has
-    its first record already. Returns how many runs were added, their bytes, and queue and
-    entries of those somebody waits for: their topic or their queue is among the last arguments.
-    """
-    done = size = 0
-    seen: list[tuple[Any, bytes]] = []
-    for topic, queue_id, queue_offset, entries in runs:
-        key = (topic, queue_id)
-        queue = queues.get(key)
-        if queue is None:
-            break
-        log_offset, record_bytes, _ = QUEUE_ENTRY.unpack_from(entries)
-        if queue.tail_at + len(queue.tail) != queue_offset * QUEUE_ENTRY.size:
-            break
-        if log_offset + record_bytes <= queue.log_end:
-            break
-        queue.tail += entries
-        log_offset, record_bytes, _ = QUEUE_ENTRY.unpack_from(
-            entries, len(entries) - QUEUE_ENTRY.size
-        )
-        queue.log_end = log_offset + record_bytes
-        dirty.add(queue)
-        if topic in topics or any(key in some for some in watched):
-            seen.append((queue, entries))
-        size += len(entries)
-        done += 1
-    return done, size, seen
 
 
 def select(

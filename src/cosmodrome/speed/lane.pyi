@@ -1,6 +1,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from cosmodrome.speed.native import Place, Runs
+
 NOTHING: int
 PULL: int
 COMMIT: int
@@ -82,7 +84,7 @@ class Intake:
         log_offset: int,
         room: int,
         store_ms: int,
-        place: Callable[[str, int], list[int]],
-        before: list[tuple[list[int], int]],
-    ) -> tuple[int, int, list[tuple[str, int, int, bytes]], bytes]: ...
+        place: Callable[[str, int], Place],
+        undo: list[Callable[[], None]],
+    ) -> tuple[int, int, Runs, bytes]: ...
     def tickets(self) -> tuple[list[tuple[int, int]], list[tuple[int, bool, Ticket]]]: ...

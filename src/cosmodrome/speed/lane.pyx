@@ -30,6 +30,9 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 from cosmodrome import layout
 from cosmodrome.speed.native cimport (
     Facts,
+    OneRun,
+    Place,
+    Runs,
     _checksum,
     _i16,
     _i32,
@@ -86,6 +89,8 @@ COMMIT = 2
 OTHER = 3
 FULL = 4
 
+cdef uint64_t _encodings = 0  # of all intakes, so that none takes the marks of another for its own
+
 include "lane_heads.pxi"
 include "lane_shapes.pxi"
 include "lane_messages.pxi"
@@ -115,7 +120,6 @@ cdef class Intake:
     cdef list parties  # connections, by buffer
     cdef list born_hosts  # of them
     cdef Py_ssize_t encoded  # requests that are staged
-    cdef uint64_t encoding  # the number of the last one
     cdef uint64_t gathering  # the number of this one
     cdef list portions  # (first request, request behind the last) per log file
     cdef bint busy
@@ -654,74 +658,57 @@ cdef class Intake:
 
     def encode(
         self, bytearray out not None, int64_t log_offset, int64_t room, int64_t store_ms,
-        place, list before not None,
+        place, list undo not None,
     ):
         """Append the records of as many requests as fit into `room` bytes.
 
-        They begin at `log_offset`. `place` gives the list in which the next offset of a queue is
-        kept; `before` gets those lists and what was in them. Returns bytes and messages, and the
-        runs and keys that `speed.gather` would find in them.
+        They begin at `log_offset`. `place` gives the `Place` of a queue; `undo` gets what takes the
+        moves of places back. Returns bytes and messages, and the runs and keys that
+        `speed.gather` would find in them.
         """
+        global _encodings
         cdef Py_ssize_t first = self.encoded
         cdef Py_ssize_t stop = first
-        cdef Py_ssize_t number
         cdef Py_ssize_t size_before = PyByteArray_GET_SIZE(out)
         cdef int64_t size = 0
         cdef int64_t messages = 0
         cdef Ask *ask
-        cdef Plan plan
-        cdef bytes entries
-        cdef list kept
-        cdef list runs = []
-        self.encoding += 1
-        while stop < self.ask_count and size + self.asks[stop].size <= room:
-            ask = &self.asks[stop]
-            plan = <Plan>self.plans[ask.plan]
-            ask.leads = plan.mark[ask.queue_id] != self.encoding
-            if ask.leads:
-                kept = <list>plan.places[ask.queue_id]
-                if kept is None or <int64_t>kept[0] < 0:
-                    kept = <list?>place(plan.topic, ask.queue_id)
-                    plan.places[ask.queue_id] = kept
-                old = kept[0]
-                plan.next[ask.queue_id] = old
-                plan.mark[ask.queue_id] = self.encoding
-                before.append((kept, old))
-            ask.queue_offset = plan.next[ask.queue_id]
-            plan.next[ask.queue_id] += ask.count
-            size += ask.size
-            messages += ask.count
-            stop += 1
-        PyByteArray_Resize(out, size_before + size)
+        cdef Place kept
+        cdef Runs runs = Runs()
+        _encodings += 1
         try:
-            for number in range(first, stop):
-                ask = &self.asks[number]
-                if ask.leads:
-                    plan = <Plan>self.plans[ask.plan]
-                    entries = PyBytes_FromStringAndSize(
-                        NULL, (plan.next[ask.queue_id] - ask.queue_offset) * QUEUE_ENTRY_BYTES
-                    )
-                    plan.entries[ask.queue_id] = <uint8_t *>PyBytes_AS_STRING(entries)
-                    runs.append((plan.topic, ask.queue_id, ask.queue_offset, entries))
-                    (<list>plan.places[ask.queue_id])[0] = plan.next[ask.queue_id]
+            while stop < self.ask_count and size + self.asks[stop].size <= room:
+                ask = &self.asks[stop]
+                kept = (<Plan>self.plans[ask.plan]).place(ask.queue_id, place)
+                if kept.mark != _encodings:
+                    kept.mark = _encodings
+                    kept.run = runs.add(kept)
+                ask.run = <int32_t>kept.run
+                ask.queue_offset = kept.next
+                kept.next += ask.count
+                runs.runs[kept.run].count += ask.count
+                size += ask.size
+                messages += ask.count
+                stop += 1
+            runs.allot()
+            PyByteArray_Resize(out, size_before + size)
             keys = self._records(
-                <uint8_t *>PyByteArray_AS_STRING(out) + size_before, first, stop, log_offset, store_ms
+                <uint8_t *>PyByteArray_AS_STRING(out) + size_before, first, stop, log_offset, store_ms,
+                runs.runs,
             )
         except BaseException:
             PyByteArray_Resize(out, size_before)
-            for number in range(first, stop):
-                ask = &self.asks[number]
-                if ask.leads:
-                    plan = <Plan>self.plans[ask.plan]
-                    (<list>plan.places[ask.queue_id])[0] = ask.queue_offset
+            runs.put_back()
             raise
+        undo.append(runs.put_back)
         self.encoded = stop
         if stop > first:
             self.portions.append((first, stop, log_offset + size))
         return size, messages, runs, keys
 
     cdef bytes _records(
-        self, uint8_t *to, Py_ssize_t first, Py_ssize_t stop, int64_t log_offset, int64_t store_ms
+        self, uint8_t *to, Py_ssize_t first, Py_ssize_t stop, int64_t log_offset, int64_t store_ms,
+        OneRun *runs,
     ):
         """Write records and their queue entries; the packed keys of all of them."""
         cdef Py_ssize_t number, index, record_bytes, properties_bytes
@@ -744,9 +731,9 @@ cdef class Intake:
                     _read_facts(to + record_bytes - properties_bytes, properties_bytes, &facts)
                 else:
                     _noted_facts(&item.noted, to + record_bytes - properties_bytes, &facts)
-                entry = _put64(plan.entries[ask.queue_id], <uint64_t>log_offset)
+                entry = _put64(runs[ask.run].to, <uint64_t>log_offset)
                 entry = _put32(entry, <uint32_t>record_bytes)
-                plan.entries[ask.queue_id] = _put64(entry, <uint64_t>_tags_code(&facts))
+                runs[ask.run].to = _put64(entry, <uint64_t>_tags_code(&facts))
                 self._reserve_keys(keys_at + _keys_max(&facts) * INDEX_KEY_BYTES)
                 keys_at = _put_keys(
                     self.keys + keys_at, plan.topic, plan.prefix, &facts, log_offset, store_ms

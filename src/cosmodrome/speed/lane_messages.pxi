@@ -8,47 +8,52 @@ cdef class Plan:
     cdef uint8_t name[NAME_BYTES_MAX]
     cdef int32_t queues
     cdef int32_t sys_flag  # bits that its messages get
-    cdef list places  # by queue id, as the log gave them
+    cdef PyObject **places  # by queue id, as the log gave them; NULL: not met yet
     cdef int64_t calls, messages, size  # requests, messages and bytes that were answered
     cdef uint64_t fed  # the gathering that it was met in last
     cdef Py_ssize_t number  # among the plans of that gathering
     cdef uint32_t prefix  # of the hashes of its keys
-    # By queue id, while requests are encoded:
-    cdef int64_t *next  # queue offsets
-    cdef uint8_t **entries  # where its next queue entry is put
-    cdef uint64_t *mark  # the encoding that these are of
 
     def __cinit__(self):
-        self.next = NULL
-        self.entries = NULL
-        self.mark = NULL
+        self.places = NULL
         self.fed = 0
+        self.queues = 0
         self.calls = self.messages = self.size = 0
 
     def __dealloc__(self):
-        PyMem_Free(self.next)
-        PyMem_Free(self.entries)
-        PyMem_Free(self.mark)
+        cdef Py_ssize_t queue_id
+        if self.places != NULL:
+            for queue_id in range(self.queues):
+                Py_XDECREF(self.places[queue_id])
+            PyMem_Free(self.places)
 
     def __init__(self, str topic not None, int32_t queues, int32_t sys_flag):
         cdef bytes name = topic.encode()
-        if queues < 0 or self.next != NULL:
+        if queues < 0 or self.places != NULL:
             raise ValueError(f"{queues} queues")
         if not 0 < len(name) <= NAME_BYTES_MAX:
             raise ValueError(f"{topic!r} cannot be a topic")
         self.topic = topic
         self.name_bytes = len(name)
         memcpy(self.name, PyBytes_AS_STRING(name), self.name_bytes)
-        self.queues = queues
         self.sys_flag = sys_flag
-        self.places = [None] * queues
         self.prefix = _prefix(topic)
-        self.next = <int64_t *>PyMem_Malloc((queues + 1) * sizeof(int64_t))
-        self.entries = <uint8_t **>PyMem_Malloc((queues + 1) * sizeof(uint8_t *))
-        self.mark = <uint64_t *>PyMem_Malloc((queues + 1) * sizeof(uint64_t))
-        if self.next == NULL or self.entries == NULL or self.mark == NULL:
+        self.places = <PyObject **>PyMem_Calloc(queues + 1, sizeof(PyObject *))
+        if self.places == NULL:
             raise MemoryError
-        memset(self.mark, 0, (queues + 1) * sizeof(uint64_t))
+        self.queues = queues
+
+    cdef Place place(self, int32_t queue_id, find):
+        """The place of a queue; `find` gives it when it is not known or its queue is gone."""
+        cdef PyObject *known = self.places[queue_id]
+        cdef Place place
+        if known != NULL and (<Place>known).next >= 0:
+            return <Place>known
+        place = <Place?>find(self.topic, queue_id)
+        Py_INCREF(place)
+        self.places[queue_id] = <PyObject *>place
+        Py_XDECREF(known)
+        return place
 
     def take(self):
         """Topic, requests, messages and bytes that were answered since the last time."""
@@ -183,7 +188,7 @@ cdef struct Ask:
     int32_t queue_id
     int32_t sys_flag
     int32_t reconsume_times
-    bint leads  # the first one of its queue in this encoding
+    int32_t run  # number of its run among those of its encoding
     uint8_t serialize
     bint oneway
     bint wait

@@ -19,6 +19,7 @@ changes that table clears.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +68,7 @@ from cosmodrome.speed.lane_records import Ask, Entries, Shape, make_records
 from cosmodrome.speed.lane_replies import Part, Request, Ticket
 from cosmodrome.speed.lane_replies import Template as Template
 from cosmodrome.speed.lane_replies import answer as answer
-from cosmodrome.speed.pure import Run
+from cosmodrome.speed.tails import Place, Run, put_back
 
 # Why a walk ended: nothing (whole) is left, or the frame there is a pull, a commit of an offset,
 # or something for the slow lane. FULL: as many requests as were allowed.
@@ -437,14 +438,14 @@ class Intake:
         log_offset: int,
         room: int,
         store_ms: int,
-        place: Callable[[str, int], list[int]],
-        before: list[tuple[list[int], int]],
+        place: Callable[[str, int], Place],
+        undo: list[Callable[[], None]],
     ) -> tuple[int, int, list[Run], bytes]:
         """Append the records of as many requests as fit into `room` bytes.
 
-        They begin at `log_offset`. `place` gives the list in which the next offset of a queue is
-        kept; `before` gets those lists and what was in them. Returns bytes, messages, and what
-        dispatch needs of them: queue entries in runs, packed keys.
+        They begin at `log_offset`. `place` gives the `Place` of a queue; `undo` gets what takes the
+        moves of places back. Returns bytes, messages, and what dispatch needs of them: queue
+        entries in runs, packed keys.
         """
         queues: Entries = {}
         keys: list[bytes] = []
@@ -456,7 +457,7 @@ class Intake:
             asks = _fitting(lot.asks[self._done :] if self._done else lot.asks, room - size)
             for key in dict.fromkeys([ask[0][0] for ask in asks]):
                 if key not in queues:
-                    queues[key] = (place(*key)[0], [])
+                    queues[key] = (place(*key).next, [])
             hosts = (lot.born_host, self._store_host)
             pieces, waits, rest = make_records(
                 asks, log_offset + size, store_ms, hosts, queues, keys
@@ -477,11 +478,13 @@ class Intake:
         if messages:
             self._portions.append((waiting, others, log_offset + size))
         runs: list[Run] = []
+        moved: list[tuple[Place, int]] = []
         for key, (offset, entries) in queues.items():
             kept = place(*key)
-            before.append((kept, offset))
-            kept[0] = offset + len(entries)
+            moved.append((kept, offset))
+            kept.next = offset + len(entries)
             runs.append((*key, offset, b"".join(entries)))
+        undo.append(functools.partial(put_back, moved))
         return size, messages, runs, b"".join(keys)
 
     def tickets(self) -> tuple[list[tuple[int, int]], list[tuple[int, bool, Ticket]]]:

@@ -1,6 +1,7 @@
 """What `lane`, `pulls` and `arrow` share with `native`: numbers, the scanner of JSON, the checksum,
 what queues and index need of a record, the choice of records."""
 
+from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -247,3 +248,36 @@ cdef struct Choice:
 cdef Py_ssize_t _codes(codes, uint32_t **out) except -1
 cdef int _choose(Choice *choice, const uint8_t *entries, Py_ssize_t index, Py_ssize_t entry_count) except -1
 cdef uint8_t *_copy(Choice *choice, uint8_t *to) noexcept nogil
+
+
+cdef class Tail:
+    cdef public object owner  # the queue; None once it is gone
+    cdef readonly bytearray data
+    cdef public int64_t at  # the position of its first byte
+    cdef public int64_t log_end  # end of the record that the last entry names
+    cdef public bint dirty  # whether whoever writes entries to files knows of it
+
+
+cdef class Place:
+    cdef public int64_t next  # negative once the queue is gone
+    cdef Tail tail  # of its queue, None as long as nobody looked
+    cdef uint64_t mark  # whose numbers `run` is of
+    cdef Py_ssize_t run
+    cdef readonly tuple key
+
+
+cdef struct OneRun:
+    PyObject *place
+    int64_t first  # offset
+    int64_t count
+    uint8_t *to  # where the next entry goes
+
+
+cdef class Runs:
+    cdef OneRun *runs
+    cdef Py_ssize_t count, room
+    cdef bytes entries
+
+    cdef Py_ssize_t add(self, Place place) except -1
+    cdef int allot(self) except -1
+    cdef const uint8_t *begin(self) noexcept

@@ -1,7 +1,7 @@
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import Any
 
-from cosmodrome.speed.pure import Entry, Header, Limits, Run, Tail
+from cosmodrome.speed.pure import Entry, Growing, Header, Limits, Run
 
 WALK_MORE: int
 WALK_BLANK: int
@@ -65,9 +65,30 @@ def chain(
     out: bytearray,
     pages: bytearray | None = None,
 ) -> tuple[int, int]: ...
+
+class Place:
+    key: tuple[str, int]
+    next: int
+    def __init__(self, topic: str, queue_id: int, following: int) -> None: ...
+
+class Tail:
+    owner: Any
+    data: bytearray
+    at: int
+    log_end: int
+    dirty: bool
+    def __init__(self, owner: Any) -> None: ...
+    @property
+    def end(self) -> int: ...
+
+class Runs:
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Run]: ...
+    def put_back(self) -> None: ...
+
 def spread(
-    runs: Sequence[Run],
-    queues: Mapping[tuple[str, int], Tail],
+    runs: Runs | Collection[Run],
+    queues: Mapping[tuple[str, int], Growing],
     dirty: set[Any],
     topics: Container[str],
     watched: Sequence[Container[tuple[str, int]]],

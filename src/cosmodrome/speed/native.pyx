@@ -17,7 +17,7 @@ from cpython.bytes cimport (
 from cpython.exc cimport PyErr_Clear
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memset
@@ -1438,53 +1438,188 @@ def chain(
     return taken, fresh
 
 
-def spread(
-    list runs not None, dict queues not None, set dirty not None, topics, list watched not None,
-):
+# --- what grows ----------------------------------------------------------------------------
+
+
+cdef class Place:
+    """The offset that the next message of a queue gets."""
+
+    def __init__(self, str topic not None, int32_t queue_id, int64_t following):
+        self.key = (topic, queue_id)
+        self.next = following
+
+
+cdef class Tail:
+    """The newest entries of a queue, which are in memory only."""
+
+    def __init__(self, owner):
+        self.owner = owner
+        self.data = bytearray()
+
+    @property
+    def end(self):
+        return self.at + PyByteArray_GET_SIZE(self.data)
+
+
+cdef class Runs:
+    """Entries of consecutive offsets by queue, all in one buffer; one by one they are tuples.
+
+    Whoever makes them adds places, counts what they get, has the buffer allotted, and puts
+    the entries of each run into it, one after the other.
+    """
+
+    def __cinit__(self):
+        self.runs = NULL
+        self.count = self.room = 0
+        self.entries = b""
+
+    def __dealloc__(self):
+        cdef Py_ssize_t number
+        for number in range(self.count):
+            Py_DECREF(<object>self.runs[number].place)
+        PyMem_Free(self.runs)
+
+    cdef Py_ssize_t add(self, Place place) except -1:
+        """A run that begins at a place; its number."""
+        cdef OneRun *runs
+        cdef Py_ssize_t room
+        if self.count == self.room:
+            room = 16 if self.room == 0 else 4 * self.room
+            runs = <OneRun *>PyMem_Realloc(self.runs, room * sizeof(OneRun))
+            if runs == NULL:
+                raise MemoryError
+            self.runs = runs
+            self.room = room
+        Py_INCREF(place)
+        self.runs[self.count] = OneRun(<PyObject *>place, place.next, 0, NULL)
+        self.count += 1
+        return self.count - 1
+
+    cdef int allot(self) except -1:
+        """The buffer for as many entries as were counted, and where those of each run go."""
+        cdef Py_ssize_t number
+        cdef Py_ssize_t size = 0
+        cdef uint8_t *to
+        for number in range(self.count):
+            size += self.runs[number].count * QUEUE_ENTRY_BYTES
+        self.entries = PyBytes_FromStringAndSize(NULL, size)
+        to = <uint8_t *>PyBytes_AS_STRING(self.entries)
+        for number in range(self.count):
+            self.runs[number].to = to
+            to += self.runs[number].count * QUEUE_ENTRY_BYTES
+        return 0
+
+    cdef const uint8_t *begin(self) noexcept:
+        return <const uint8_t *>PyBytes_AS_STRING(self.entries)
+
+    def __len__(self):
+        return self.count
+
+    def __iter__(self):
+        cdef list out = []
+        cdef const uint8_t *data = self.begin()
+        cdef Place place
+        cdef Py_ssize_t number, size
+        for number in range(self.count):
+            place = <Place>self.runs[number].place
+            size = self.runs[number].count * QUEUE_ENTRY_BYTES
+            out.append((*place.key, self.runs[number].first, data[:size]))
+            data += size
+        return iter(out)
+
+    def put_back(self):
+        """Take back the moves of their places; a queue that is gone stays so."""
+        cdef Py_ssize_t number
+        cdef Place place
+        for number in range(self.count):
+            place = <Place>self.runs[number].place
+            if place.next >= 0:
+                place.next = self.runs[number].first
+
+
+cdef inline bint _add_entries(
+    Tail tail, int64_t queue_offset, const uint8_t *entries, Py_ssize_t size, set dirty
+) except -1:
+    """Add entries to a tail; False when they need a closer look."""
+    cdef Py_ssize_t before = PyByteArray_GET_SIZE(tail.data)
+    cdef const uint8_t *last = entries + size - QUEUE_ENTRY_BYTES
+    if tail.at + before != queue_offset * QUEUE_ENTRY_BYTES:
+        return False
+    if _i64(entries) + _i32(entries + 8) <= tail.log_end:
+        return False
+    PyByteArray_Resize(tail.data, before + size)
+    memcpy(PyByteArray_AS_STRING(tail.data) + before, entries, size)
+    tail.log_end = _i64(last) + _i32(last + 8)
+    if not tail.dirty:
+        tail.dirty = True
+        dirty.add(tail.owner)
+    return True
+
+
+cdef inline bint _waited_for(tuple key, topics, list watched) except -1:
+    if key[0] in topics:
+        return True
+    for some in watched:
+        if key in some:
+            return True
+    return False
+
+
+def spread(runs not None, dict queues not None, set dirty not None, topics, list watched not None):
+    cdef list waiting = [some for some in watched if some]
+    if isinstance(runs, Runs):
+        return _spread_known(<Runs>runs, queues, dirty, topics, waiting)
     cdef Py_ssize_t done = 0
     cdef Py_ssize_t size = 0
-    cdef Py_ssize_t before, more
-    cdef int64_t queue_offset, log_end
+    cdef Py_ssize_t more
     cdef list seen = []
     cdef tuple run
     cdef tuple key
     cdef bytes entries
-    cdef bytearray tail
-    cdef const uint8_t *data
-    cdef uint8_t *to
     for run in runs:
         key = (run[0], run[1])
         queue = queues.get(key)
         if queue is None:
             break
-        queue_offset = run[2]
         entries = <bytes?>run[3]
-        data = <const uint8_t *>PyBytes_AS_STRING(entries)
         more = PyBytes_GET_SIZE(entries)
         if more < QUEUE_ENTRY_BYTES:
             raise ValueError(f"a run of {more} bytes")
-        tail = <bytearray?>queue.tail
-        before = PyByteArray_GET_SIZE(tail)
-        if <int64_t>queue.tail_at + before != queue_offset * QUEUE_ENTRY_BYTES:
+        if not _add_entries(
+            <Tail?>queue.growth, run[2], <const uint8_t *>PyBytes_AS_STRING(entries), more, dirty
+        ):
             break
-        log_end = queue.log_end
-        if _i64(data) + _i32(data + 8) <= log_end:
-            break
-        PyByteArray_Resize(tail, before + more)
-        to = <uint8_t *>PyByteArray_AS_STRING(tail) + before
-        memcpy(to, data, more)
-        queue.log_end = _i64(data + more - QUEUE_ENTRY_BYTES) + _i32(data + more - QUEUE_ENTRY_BYTES + 8)
-        dirty.add(queue)
-        if run[0] in topics:
+        if _waited_for(key, topics, waiting):
             seen.append((queue, entries))
-        else:
-            for some in watched:
-                if some and key in some:
-                    seen.append((queue, entries))
-                    break
         size += more
         done += 1
     return done, size, seen
+
+
+cdef _spread_known(Runs runs, dict queues, set dirty, topics, list waiting):
+    """The same for runs whose places know the tails of their queues."""
+    cdef Py_ssize_t size = 0
+    cdef Py_ssize_t number, more
+    cdef const uint8_t *data = runs.begin()
+    cdef list seen = []
+    cdef Place place
+    cdef Tail tail
+    for number in range(runs.count):
+        place = <Place>runs.runs[number].place
+        more = runs.runs[number].count * QUEUE_ENTRY_BYTES
+        tail = place.tail
+        if tail is None or tail.owner is None:
+            queue = queues.get(place.key)
+            if queue is None:
+                return number, size, seen
+            tail = place.tail = <Tail?>queue.growth
+        if not _add_entries(tail, runs.runs[number].first, data, more, dirty):
+            return number, size, seen
+        if _waited_for(place.key, topics, waiting):
+            seen.append((tail.owner, data[:more]))
+        data += more
+        size += more
+    return runs.count, size, seen
 
 
 # --- reading -------------------------------------------------------------------------------

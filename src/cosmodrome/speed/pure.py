@@ -42,11 +42,14 @@ from cosmodrome.layout import (
 )
 from cosmodrome.speed.entries import SLOT_PAGE_BYTES as SLOT_PAGE_BYTES
 from cosmodrome.speed.entries import Limits as Limits
-from cosmodrome.speed.entries import Run as Run
-from cosmodrome.speed.entries import Tail as Tail
 from cosmodrome.speed.entries import chain as chain
 from cosmodrome.speed.entries import select as select
-from cosmodrome.speed.entries import spread as spread
+from cosmodrome.speed.tails import Growing as Growing
+from cosmodrome.speed.tails import Place as Place
+from cosmodrome.speed.tails import Run as Run
+from cosmodrome.speed.tails import Tail as Tail
+from cosmodrome.speed.tails import put_back as put_back
+from cosmodrome.speed.tails import spread as spread
 
 # code, language, version, opaque, flag, remark, ext
 Header = tuple[int, int, int, int, int, str | None, dict[str, str]]

@@ -7,7 +7,7 @@ readers see either nothing or everything of a record. The queues' ends are the v
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import overload
 
 from cosmodrome import speed
@@ -165,7 +165,7 @@ class Dispatch:
             self._index.put_many(keys)
         return True
 
-    def _put_runs(self, runs: list[speed.Run], arrived: Arrived | None) -> None:
+    def _put_runs(self, runs: Collection[speed.Run], arrived: Arrived | None) -> None:
         if not self._removed.before:
             done, seen = self._queues.put_runs(runs, self._arrivals)
             if arrived is not None:
@@ -173,7 +173,7 @@ class Dispatch:
                     arrived.setdefault(queue, []).append(entries)
             if done == len(runs):
                 return
-            runs = runs[done:]
+            runs = list(runs)[done:]
         for topic, queue_id, queue_offset, entries in runs:
             try:
                 gone = self._gone_bytes(topic, entries) if self._removed.before else 0

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from cosmodrome import speed
@@ -49,7 +50,6 @@ STAGED_BYTES_MAX = 4 * 1024 * 1024
 RECORD_OVERHEAD_BYTES_MAX = 65_536  # topic, properties and fixed fields beside the body
 
 QueueKey = tuple[str, int]
-Place = list[int]  # the offset that the next message of a queue gets; -1 once the queue is gone
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class _Chunk:
     start: int
     end: int
     data: bytearray
-    before: list[tuple[Place, int]]  # queue offsets as they were, in the order of taking
+    undo: list[Callable[[], None]]  # take queue offsets back, in the order of taking
     last_ms: int = 0  # store time of the last record
     told: bool = True  # `Log.told` has all of its records
 
@@ -82,7 +82,7 @@ class Told(NamedTuple):
     start: int
     end: int
     last_ms: int
-    runs: list[speed.Run]
+    runs: Collection[speed.Run]
     keys: bytes
 
 
@@ -103,13 +103,13 @@ class Ready(Protocol):
         log_offset: int,
         room: int,
         store_ms: int,
-        place: Callable[[str, int], Place],
-        before: list[tuple[Place, int]],
+        place: Callable[[str, int], speed.Place],
+        undo: list[Callable[[], None]],
     ) -> tuple[Any, ...]:
         """Append the records of as many requests as fit.
 
-        `place` gives the place of a queue, which is moved on for what is appended; what it was
-        goes to `before`. How many bytes and messages; whoever knows adds the runs and keys
+        `place` gives the place of a queue, which is moved on for what is appended; what moves it
+        back goes to `undo`. How many bytes and messages; whoever knows adds the runs and keys
         that `speed.gather` would find in them.
         """
 
@@ -148,7 +148,7 @@ class Log:
         self._fail_fast = fail_fast
         self.trouble: str | None = None  # why messages are refused for now
         self._due: asyncio.Handle | None = None
-        self._places: dict[QueueKey, Place] = {}
+        self._places: dict[QueueKey, speed.Place] = {}
         self._last_ms = 0
         self._staged: list[_Chunk] = []
         self._staged_bytes = 0
@@ -216,11 +216,11 @@ class Log:
         store_ms = self._last_ms = max(self._last_ms, self._env.clock.now_ms())
         mark = len(chunk.data)
         stored: list[Stored] = []
-        taken: list[tuple[Place, int]] = []
+        moved: list[tuple[speed.Place, int]] = []
         offset = self.end
         try:
             for draft, (topic, properties, size) in zip(drafts, encoded, strict=True):
-                queue_offset = self._take_queue_offset(draft, taken)
+                queue_offset = self._take_queue_offset(draft, moved)
                 wrote = speed.encode_record(
                     chunk.data,
                     offset,
@@ -243,10 +243,9 @@ class Log:
                 offset += size
         except BaseException:
             del chunk.data[mark:]
-            for place, old in reversed(taken):
-                place[0] = old
+            speed.put_back(moved)
             raise
-        chunk.before += taken
+        chunk.undo.append(functools.partial(speed.put_back, moved))
         chunk.told = False
         self.end = chunk.end = offset
         chunk.last_ms = store_ms
@@ -280,7 +279,7 @@ class Log:
                 store_ms = self._last_ms
             room = chunk.base + self.segment_bytes - self.end - BLANK_BYTES
             taken, count, *facts = ready.encode(
-                chunk.data, self.end, room, store_ms, self.place, chunk.before
+                chunk.data, self.end, room, store_ms, self.place, chunk.undo
             )
             if not facts:
                 chunk.told = False
@@ -311,17 +310,18 @@ class Log:
         if self._staged and self._due is None:
             self._write_in(0.0)
 
-    def place(self, topic: str, queue_id: int) -> Place:
+    def place(self, topic: str, queue_id: int) -> speed.Place:
         """The place of a queue; it may be kept for as long as it is not negative."""
         place = self._places.get((topic, queue_id))
         if place is None:
-            place = self._places[topic, queue_id] = [self._queue_end(topic, queue_id)]
+            place = speed.Place(topic, queue_id, self._queue_end(topic, queue_id))
+            self._places[place.key] = place
         return place
 
     def forget(self, topic: str) -> None:
         """The queues of this topic are gone: their offsets start again."""
         for key in [key for key in self._places if key[0] == topic]:
-            self._places.pop(key)[0] = -1
+            self._places.pop(key).next = -1
 
     def write(self) -> StoreUnwritable | None:
         """Carry everything staged to the kernel; what failed is taken back and returned."""
@@ -421,13 +421,13 @@ class Log:
         size += len(draft.body) + len(topic) + len(properties)
         return topic, properties, size
 
-    def _take_queue_offset(self, draft: Draft, taken: list[tuple[Place, int]]) -> int:
+    def _take_queue_offset(self, draft: Draft, moved: list[tuple[speed.Place, int]]) -> int:
         if draft.sys_flag & SYS_TRANSACTION_MASK in (SYS_PREPARED, SYS_ROLLBACK):
             return 0  # not in any queue
         place = self.place(draft.topic, draft.queue_id)
-        queue_offset = place[0]
-        taken.append((place, queue_offset))
-        place[0] += 1
+        queue_offset = place.next
+        moved.append((place, queue_offset))
+        place.next = queue_offset + 1
         return queue_offset
 
     def _room(self, size: int) -> _Chunk:
@@ -508,8 +508,8 @@ class Log:
             self._write_in(self._pool.interval_seconds)
         else:
             for chunk in reversed(chunks):
-                for place, old in reversed(chunk.before):
-                    place[0] = old
+                for undo in reversed(chunk.undo):
+                    undo()
             self.end = chunks[0].start
             while self.told and self.told[-1].start >= self.end:
                 self.told.pop()

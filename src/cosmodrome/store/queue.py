@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os.path
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from cosmodrome import speed
 from cosmodrome.env.base import Disk
@@ -63,12 +63,11 @@ class Queue:
         "file_bytes",
         "files",
         "first",
+        "growth",
         "last_path",
-        "log_end",
         "min_offset",
         "queue_id",
         "tail",
-        "tail_at",
         "topic",
     )
 
@@ -81,21 +80,30 @@ class Queue:
         self.file_bytes = file_bytes
         self.files = files
         self.first = 0
-        self.tail_at = 0
-        self.tail = bytearray()
+        self.growth = speed.Tail(self)
+        self.tail = self.growth.data
         self.min_offset = 0
-        self.log_end = 0  # end of the record that the last entry names
         self.last_path = (-1, "")  # of the file that was read last, by its first position
 
     @property
     def max_offset(self) -> int:
-        return (self.tail_at + len(self.tail)) // QUEUE_ENTRY_BYTES
+        return self.growth.end // QUEUE_ENTRY_BYTES
+
+    @property
+    def tail_at(self) -> int:
+        """The position of the tail's first byte."""
+        return self.growth.at
+
+    @property
+    def log_end(self) -> int:
+        """End of the record that the last entry names."""
+        return self.growth.log_end
 
     def begin_at(self, queue_offset: int) -> None:
         """Make the first entry of an empty queue number `queue_offset`."""
         position = queue_offset * QUEUE_ENTRY_BYTES
-        self.first = self.tail_at = position - position % self.file_bytes
-        self.tail = bytearray(FILLER * ((position - self.first) // QUEUE_ENTRY_BYTES))
+        self.first = self.growth.at = position - position % self.file_bytes
+        self.tail[:] = FILLER * ((position - self.first) // QUEUE_ENTRY_BYTES)
         self.min_offset = queue_offset
 
     def entry(self, queue_offset: int) -> Entry | None:
@@ -250,14 +258,12 @@ class Queues:
             queue = self._meet(queue, queue_offset, end)
             if queue.max_offset != queue_offset:
                 return queue
-        queue.tail += QUEUE_ENTRY.pack(log_offset, size, tags_code)
-        queue.log_end = log_offset + size
-        self.tail_bytes += QUEUE_ENTRY_BYTES
-        self._dirty.add(queue)
+        self._grow(queue, QUEUE_ENTRY.pack(log_offset, size, tags_code))
+        queue.growth.log_end = log_offset + size
         return queue
 
     def put_runs(
-        self, runs: list[speed.Run], arrivals: Arrivals
+        self, runs: Collection[speed.Run], arrivals: Arrivals
     ) -> tuple[int, list[tuple[Queue, bytes]]]:
         """Add runs as long as they fit the ends of their queues; the rest is for `put_run`.
 
@@ -275,10 +281,8 @@ class Queues:
         log_offset, size, _ = QUEUE_ENTRY.unpack_from(entries)
         if queue_offset == queue.max_offset and log_offset + size > queue.log_end:
             log_offset, size, _ = QUEUE_ENTRY.unpack_from(entries, len(entries) - QUEUE_ENTRY_BYTES)
-            queue.tail += entries
-            queue.log_end = log_offset + size
-            self.tail_bytes += len(entries)
-            self._dirty.add(queue)
+            self._grow(queue, entries)
+            queue.growth.log_end = log_offset + size
             return queue
         for at, entry in enumerate(QUEUE_ENTRY.iter_unpack(entries)):
             queue = self.put(topic, queue_id, queue_offset + at, *entry)
@@ -289,7 +293,8 @@ class Queues:
         self._queues.pop((queue.topic, queue.queue_id), None)
         self._dirty.discard(queue)
         self.tail_bytes -= len(queue.tail)
-        queue.tail = bytearray()
+        queue.tail.clear()
+        queue.growth.owner = None
         self._dropped.append(queue)
         if not self._writing:
             self._remove_dropped()
@@ -318,10 +323,11 @@ class Queues:
                 self.unsynced.add(write.path)
         for queue, length in self._writing.items():
             if queue not in failed and queue not in self._dropped:
-                queue.tail_at += length
+                queue.growth.at += length
                 del queue.tail[:length]
                 self.tail_bytes -= length
                 if not queue.tail:
+                    queue.growth.dirty = False
                     self._dirty.discard(queue)
         self._writing = {}
         self._remove_dropped()
@@ -353,8 +359,8 @@ class Queues:
             self.drop(queue)
             return
         last = queue.tail_at
-        queue.log_end = entry[0] + entry[1]
-        queue.tail_at = end
+        queue.growth.log_end = entry[0] + entry[1]
+        queue.growth.at = end
         if self._read_only:
             return
         base = end - end % queue.file_bytes
@@ -405,11 +411,15 @@ class Queues:
             *(queue.topic, queue.queue_id, end, queue_offset),
         )
         if queue_offset - end <= GAP_ENTRIES_MAX:
-            filler = FILLER * (queue_offset - end)
-            queue.tail += filler
-            self.tail_bytes += len(filler)
-            self._dirty.add(queue)
+            self._grow(queue, FILLER * (queue_offset - end))
         return queue
+
+    def _grow(self, queue: Queue, entries: bytes) -> None:
+        queue.tail += entries
+        self.tail_bytes += len(entries)
+        if not queue.growth.dirty:
+            queue.growth.dirty = True
+            self._dirty.add(queue)
 
     def _remove_dropped(self) -> None:
         dropped, self._dropped = self._dropped, []
@@ -464,10 +474,10 @@ class Queues:
             return
         queue.file_bytes = size
         queue.first = bases[0]
-        queue.tail_at = bases[good - 1] + size
-        queue.tail_at = self._written_end(queue)
+        queue.growth.at = bases[good - 1] + size
+        queue.growth.at = self._written_end(queue)
         entry = queue.entry(queue.max_offset - 1)
-        queue.log_end = 0 if entry is None else entry[0] + entry[1]
+        queue.growth.log_end = 0 if entry is None else entry[0] + entry[1]
 
     def _unfinished(self, queue: Queue, bases: list[int], sizes: dict[int, int]) -> bool:
         """Whether the last file was being made when the process ended, and so holds nothing."""

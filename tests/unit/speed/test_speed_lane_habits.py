@@ -10,6 +10,7 @@ import pytest
 
 from cosmodrome.speed import lane_pure
 from cosmodrome.speed.lane_habits import CREDIT_MAX, LEARN_COST, places, repeats
+from cosmodrome.speed.tails import Place
 from cosmodrome.speed.pure import encode_header
 
 BORN_HOST = bytes(8)
@@ -50,7 +51,7 @@ class Staged:
     def __init__(self) -> None:
         self.looked_up = 0
         self.data = bytearray()
-        self.places: dict[tuple[str, int], list[int]] = {}
+        self.places: dict[tuple[str, int], Place] = {}
         self.intake = lane_pure.Intake(self.find, "c", 1000, 5000)
 
     def find(self, name: bytes) -> lane_pure.Plan:
@@ -64,8 +65,8 @@ class Staged:
         self.intake.encode(self.data, end, 1 << 20, 5, self.place, [])
         return at, why
 
-    def place(self, topic: str, queue_id: int) -> list[int]:
-        return self.places.setdefault((topic, queue_id), [0])
+    def place(self, topic: str, queue_id: int) -> Place:
+        return self.places.setdefault((topic, queue_id), Place(topic, queue_id, 0))
 
 
 def binary(
@@ -186,7 +187,8 @@ def test_queues_do_not_displace_each_other(form: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(lane_pure, "read_json", None)
     monkeypatch.setattr(lane_pure, "read_any", None)
     assert staged.feed(data) == (len(data), lane_pure.NOTHING)
-    assert staged.places == {("T", queue_id): [2] for queue_id in range(4)}
+    offsets = {key: place.next for key, place in staged.places.items()}
+    assert offsets == {("T", queue_id): 2 for queue_id in range(4)}
 
 
 def test_habits_go_with_the_plans() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,15 +48,15 @@ class Requests:
         log_offset: int,
         room: int,
         store_ms: int,
-        place: Callable[[str, int], list[int]],
-        before: list[tuple[list[int], int]],
+        place: Callable[[str, int], speed.Place],
+        undo: list[Callable[[], None]],
     ) -> tuple[int, int]:
         size = count = 0
         kept = place("T", 0)
         while self.left and size + self.next_bytes <= room:
-            old = kept[0]
-            before.append((kept, old))
-            kept[0] += 1
+            old = kept.next
+            undo.append(functools.partial(speed.put_back, [(kept, old)]))
+            kept.next += 1
             size += speed.encode_record(
                 *(out, log_offset + size, old, store_ms, b"T", 0, 0, 0, 0, HOST, HOST, 0, 0),
                 *(self._bodies[self._done], b""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,12 @@ class Telling:
         log_offset: int,
         room: int,
         store_ms: int,
-        place: Callable[[str, int], list[int]],
-        before: list[tuple[list[int], int]],
+        place: Callable[[str, int], speed.Place],
+        undo: list[Callable[[], None]],
     ) -> tuple[Any, ...]:
         kept = place("T", 0)
-        first, size = kept[0], 0
-        before.append((kept, first))
+        first, size = kept.next, 0
+        undo.append(functools.partial(speed.put_back, [(kept, first)]))
         entries, keys, count = b"", b"", 0
         while self.left and size + self.next_bytes <= room:
             at = log_offset + size
@@ -54,7 +55,7 @@ class Telling:
             entries += QUEUE_ENTRY.pack(at, wrote, self._tags_code)
             keys += INDEX_KEY.pack(speed.key_hash("T", "told"), at, store_ms)
             size, count, self._done = size + wrote, count + 1, self._done + 1
-        kept[0] = first + count
+        kept.next = first + count
         self.end = log_offset + size
         return size, count, [("T", 0, first, entries)], keys
 
