@@ -32,7 +32,7 @@ BUSY_INDEX_BYTES = 16 * 1024 * 1024
 # A batch opens and writes a file per queue, so many queues with little each are written rarely.
 MANY_QUEUES = 256
 MANY_QUEUES_SECONDS = 5.0
-QUEUE_BATCH_BYTES = 2048  # of each queue, when they are many
+QUEUE_BATCH_BYTES = 16_384  # of each queue, when they are many
 BACKLOG_BYTES_MAX = 64 * 1024 * 1024  # this much in memory refuses messages
 DISK_CHECK_SECONDS = 5.0  # so that sends resume well within 10 s after space came back
 
@@ -84,7 +84,8 @@ class Upkeep:
 
     def nudge(self) -> None:
         """Cheap; call it whenever derived data grew."""
-        if self._queues.tail_bytes > BATCH_BYTES and self._queues_are_due():
+        size_bytes = self._queues.tail_bytes
+        if size_bytes > BATCH_BYTES and size_bytes > self._batch_bytes():
             self._wake.set()
 
     async def relieve(self) -> None:
@@ -189,10 +190,12 @@ class Upkeep:
         save_checkpoint(self._env.disk, self._checkpoint_path, fresh)
 
     def _queues_are_due(self) -> bool:
-        many = self._queues.dirty_count
-        if many <= MANY_QUEUES:
-            return True
-        return self._queues.tail_bytes > min(QUEUE_BATCH_BYTES * many, BACKLOG_BYTES_MAX // 4)
+        few = self._queues.dirty_count <= MANY_QUEUES
+        return few or self._queues.tail_bytes > self._batch_bytes()
+
+    def _batch_bytes(self) -> int:
+        """How much the queues that grew should have together before a file of each is opened."""
+        return min(QUEUE_BATCH_BYTES * self._queues.dirty_count, BACKLOG_BYTES_MAX // 4)
 
     def _index_is_due(self) -> bool:
         index = self._index

@@ -19,7 +19,7 @@ from tests.unit.store.store_kit import (
 
 from cosmodrome import speed
 from cosmodrome.errors import ConfigError, StoreUnwritable
-from cosmodrome.layout import SYS_PREPARED
+from cosmodrome.layout import QUEUE_ENTRY, SYS_PREPARED
 from cosmodrome.store.store import Arrival, Store
 
 
@@ -171,10 +171,31 @@ async def test_much_derived_data_is_written_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cosmodrome.store.upkeep.BATCH_BYTES", 100)
+    monkeypatch.setattr("cosmodrome.store.upkeep.QUEUE_BATCH_BYTES", 20)
     store = Store(small(tmp_path, flush_interval_consume_queue=60_000), faulty_env())
     await store.start()
     await put(store, *(draft(b"x") for _ in range(10)))
     await eventually(lambda: (tmp_path / "consumequeue/T/0" / ("0" * 20)).exists())
+    await store.stop()
+
+
+async def test_little_of_several_queues_waits_for_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cosmodrome.store.upkeep.BATCH_BYTES", 100)
+    monkeypatch.setattr("cosmodrome.store.upkeep.QUEUE_BATCH_BYTES", 100)
+    store = Store(small(tmp_path, flush_interval_consume_queue=60_000), faulty_env())
+    await store.start()
+    for _ in range(3):
+        await put(store, *(draft(b"x", queue_id=number) for number in range(4)))
+    assert store._queues.tail_bytes == 12 * QUEUE_ENTRY.size and not store._upkeep._wake.is_set()
+    for _ in range(3):
+        await put(store, *(draft(b"x", queue_id=number) for number in range(4)))
+    await eventually(lambda: (tmp_path / "consumequeue/T/3" / ("0" * 20)).exists())
+    await eventually(lambda: store._queues.dirty_count == 0)
+    assert store._queues.tail_bytes == 0
+    await put(store, *(draft(b"x", queue_id=number) for number in range(4)))
+    assert store._queues.dirty_count == 4  # they are noted anew
     await store.stop()
 
 
