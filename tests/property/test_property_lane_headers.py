@@ -252,9 +252,9 @@ def repeated(
         header = header.replace(b'"QUEUE"', b"QUEUE").replace(b'"BORN"', b"BORN")
     for place, said in ((b"987654321", opaque), (b"QUEUE", queue_id), (b"BORN", born_ms)):
         header = header.replace(place, said.encode())
-    header = header.replace(b"TOPIC", topic)
     front, *rest = header.split(b"{}")
-    return front + b"".join(value + part for value, part in zip(values, rest, strict=True))
+    header = front + b"".join(value + part for value, part in zip(values, rest, strict=True))
+    return header.replace(b"TOPIC", topic)
 
 
 def take_and_check(lane: Lane, style: int, header: bytes) -> bool:

@@ -10,8 +10,8 @@ import pytest
 
 from cosmodrome.speed import lane_pure
 from cosmodrome.speed.lane_habits import CREDIT_MAX, LEARN_COST, places, repeats
-from cosmodrome.speed.tails import Place
 from cosmodrome.speed.pure import encode_header
+from cosmodrome.speed.tails import Place
 
 BORN_HOST = bytes(8)
 STORE_HOST = bytes(range(8))
