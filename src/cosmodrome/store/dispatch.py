@@ -138,7 +138,7 @@ class Dispatch:
         runs, keys, delayed, count, last_ms, position, why = speed.gather(
             view, base, start, stop, check_crc, limit, whole_ms
         )
-        self._put_runs(runs, arrived)
+        self._put_runs(runs, base + start, arrived)
         for entry in delayed:
             taken, tags_code = self.take(entry, with_keys=False)
             if taken is not None and arrived is not None:
@@ -159,14 +159,15 @@ class Dispatch:
             told.popleft()
         if not told or told[0].start != self.cursor or told[0].end > end:
             return False
-        _, self.cursor, self.last_ms, runs, keys = told.popleft()
-        self._put_runs(runs, arrived)
+        start, self.cursor, self.last_ms, runs, keys = told.popleft()
+        self._put_runs(runs, start, arrived)
         if self._index is not None:
             self._index.put_many(keys)
         return True
 
-    def _put_runs(self, runs: Collection[speed.Run], arrived: Arrived | None) -> None:
-        if not self._removed.before:
+    def _put_runs(self, runs: Collection[speed.Run], start: int, arrived: Arrived | None) -> None:
+        """Put the runs of records from the log offset `start` on."""
+        if start >= self._removed.end:
             done, seen = self._queues.put_runs(runs, self._arrivals)
             if arrived is not None:
                 for queue, entries in seen:
@@ -176,7 +177,7 @@ class Dispatch:
             runs = list(runs)[done:]
         for topic, queue_id, queue_offset, entries in runs:
             try:
-                gone = self._gone_bytes(topic, entries) if self._removed.before else 0
+                gone = self._gone_bytes(topic, entries)
                 if gone:
                     entries = entries[gone:]
                     queue_offset += gone // QUEUE_ENTRY_BYTES

@@ -29,12 +29,14 @@ class Removed:
         self._path = path
         self._read_only = read_only
         self.before: dict[str, int] = {}  # topic -> its records before this offset are gone
+        self.end = 0  # nothing from here on is gone
 
     def load(self) -> None:
         if not self._disk.exists(self._path):
             return
         try:
             self.before = msgspec.json.decode(self._disk.read(self._path), type=_File).topics
+            self.end = max(self.before.values(), default=0)
         except (OSError, msgspec.DecodeError) as error:
             _log.error(
                 "deleted_topics_unreadable path=%s error=%s next=%s",
@@ -57,6 +59,7 @@ class Removed:
 
     def _save(self, fresh: dict[str, int]) -> None:
         self.before = fresh
+        self.end = max(fresh.values(), default=0)
         if self._read_only:
             return
         try:
