@@ -435,26 +435,24 @@ class Log:
         end = self.end
         base = end - end % self.segment_bytes
         chunk = self._staged[-1] if self._staged else None
-        if chunk is None or chunk.base != base:
-            chunk = self._new_chunk(base, end)
+        fresh = chunk is None or chunk.base != base
+        if chunk is None or fresh:
+            file = self._writers.get(base) or self._writer(base)
+            chunk = _Chunk(file, base, end, end, bytearray(), [])
         left = base + self.segment_bytes - end
         if size + BLANK_BYTES > left:
             # The next file first: if it cannot be made, nothing has changed.
-            following = self._new_chunk(base + self.segment_bytes, base + self.segment_bytes)
+            base += self.segment_bytes
+            following = _Chunk(self._writer(base), base, base, base, bytearray(), [])
             chunk.data += BLANK.pack(left, MAGIC_BLANK)
             chunk.told = False
-            self.end = chunk.end = base + self.segment_bytes
-            self._stage(chunk)
-            chunk = following
-        self._stage(chunk)
-        return chunk
-
-    def _new_chunk(self, base: int, start: int) -> _Chunk:
-        return _Chunk(self._writer(base), base, start, start, bytearray(), [])
-
-    def _stage(self, chunk: _Chunk) -> None:
-        if not self._staged or self._staged[-1] is not chunk:
+            self.end = chunk.end = base
+            if fresh:
+                self._staged.append(chunk)
+            chunk, fresh = following, True
+        if fresh:
             self._staged.append(chunk)
+        return chunk
 
     def _write_in(self, seconds: float) -> None:
         assert self._loop is not None
