@@ -51,6 +51,7 @@ from cosmodrome.speed.native cimport (
     _span_end,
     _tags_code,
     _unescape,
+    ask_for,
     has_high,
     span_stop,
 )
@@ -77,6 +78,7 @@ cdef Py_ssize_t INDEX_KEY_BYTES = layout.INDEX_KEY.size
 cdef enum:
     NAME_BYTES_MAX = 127  # of a topic: its length is one byte, and signed
     PAIRS_MAX = 24
+    PLACES_AHEAD = 4
     ITEMS_KEPT = 8192
     SCRATCH_BYTES_KEPT = 1048576
     KEPT_BYTES_KEPT = 2097152
@@ -370,6 +372,7 @@ cdef class Intake:
         if plan is None or filled.numbers[HOLE_QUEUE_ID] >= plan.queues:
             return False
         ask.queue_id = <int32_t>filled.numbers[HOLE_QUEUE_ID]
+        ask_for(<const uint8_t *>&plan.places[ask.queue_id])
         ask.born_ms = filled.numbers[HOLE_BORN_MS]
         ask.opaque = <int32_t>filled.numbers[HOLE_OPAQUE]
         ask.sys_flag = shape.sys_flag | plan.sys_flag
@@ -679,6 +682,8 @@ cdef class Intake:
         try:
             while stop < self.ask_count and size + self.asks[stop].size <= room:
                 ask = &self.asks[stop]
+                if stop + PLACES_AHEAD < self.ask_count:
+                    self._ask_for_place(&self.asks[stop + PLACES_AHEAD])
                 kept = (<Plan>self.plans[ask.plan]).place(ask.queue_id, place)
                 if kept.mark != _encodings:
                     kept.mark = _encodings
@@ -705,6 +710,9 @@ cdef class Intake:
         if stop > first:
             self.portions.append((first, stop, log_offset + size))
         return size, messages, runs, keys
+
+    cdef void _ask_for_place(self, Ask *ask) noexcept:
+        ask_for(<const uint8_t *>(<Plan>self.plans[ask.plan]).places[ask.queue_id])
 
     cdef bytes _records(
         self, uint8_t *to, Py_ssize_t first, Py_ssize_t stop, int64_t log_offset, int64_t store_ms,

@@ -4,15 +4,15 @@ cdef class Plan:
     """What the lane knows about a topic that takes messages without a second thought."""
 
     cdef readonly str topic
-    cdef Py_ssize_t name_bytes
-    cdef uint8_t name[NAME_BYTES_MAX]
+    cdef PyObject **places  # by queue id, as the log gave them; NULL: not met yet
     cdef int32_t queues
     cdef int32_t sys_flag  # bits that its messages get
-    cdef PyObject **places  # by queue id, as the log gave them; NULL: not met yet
-    cdef int64_t calls, messages, size  # requests, messages and bytes that were answered
+    cdef uint32_t prefix  # of the hashes of its keys
+    cdef int32_t name_bytes
     cdef uint64_t fed  # the gathering that it was met in last
     cdef Py_ssize_t number  # among the plans of that gathering
-    cdef uint32_t prefix  # of the hashes of its keys
+    cdef int64_t calls, messages, size  # requests, messages and bytes that were answered
+    cdef uint8_t name[NAME_BYTES_MAX]  # the end of it is not met with most names
 
     def __cinit__(self):
         self.places = NULL
@@ -34,7 +34,7 @@ cdef class Plan:
         if not 0 < len(name) <= NAME_BYTES_MAX:
             raise ValueError(f"{topic!r} cannot be a topic")
         self.topic = topic
-        self.name_bytes = len(name)
+        self.name_bytes = <int32_t>len(name)
         memcpy(self.name, PyBytes_AS_STRING(name), self.name_bytes)
         self.sys_flag = sys_flag
         self.prefix = _prefix(topic)

@@ -250,6 +250,18 @@ cdef int _choose(Choice *choice, const uint8_t *entries, Py_ssize_t index, Py_ss
 cdef uint8_t *_copy(Choice *choice, uint8_t *to) noexcept nogil
 
 
+# Data that will be met soon and is in no cache.
+cdef extern from *:
+    """
+    #if defined(__GNUC__) || defined(__clang__)
+    #define ask_for(at) __builtin_prefetch((at), 1)
+    #else
+    #define ask_for(at) ((void)(at))
+    #endif
+    """
+    void ask_for(const uint8_t *at) noexcept nogil
+
+
 cdef class Tail:
     cdef public object owner  # the queue; None once it is gone
     cdef readonly bytearray data

@@ -1349,18 +1349,8 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
     return packed, bytes(keys), delayed, count, last_ms, at, why
 
 
-cdef extern from *:
-    """
-    #if defined(__GNUC__) || defined(__clang__)
-    #define ask_for(at) __builtin_prefetch((at), 1)
-    #else
-    #define ask_for(at) ((void)(at))
-    #endif
-    """
-    void ask_for(const uint8_t *at) noexcept nogil
-
-
 cdef enum:
+    TAILS_AHEAD = 4
     CHAIN_AHEAD = 8
 
 
@@ -1491,6 +1481,7 @@ cdef class Runs:
             self.runs = runs
             self.room = room
         Py_INCREF(place)
+        ask_for(<const uint8_t *><PyObject *>place.tail)  # it comes with `spread`
         self.runs[self.count] = OneRun(<PyObject *>place, place.next, 0, NULL)
         self.count += 1
         return self.count - 1
@@ -1596,6 +1587,22 @@ def spread(runs not None, dict queues not None, set dirty not None, topics, list
     return done, size, seen
 
 
+# With thousands of queues none of what a run meets is in a cache, so it is asked for some runs ahead.
+cdef inline void _ask_for_tail(Runs runs, Py_ssize_t number) noexcept:
+    cdef Place place = <Place>runs.runs[number].place
+    if place.tail is not None:
+        ask_for(<const uint8_t *><PyObject *>place.tail.data)
+
+
+cdef inline void _ask_for_end(Runs runs, Py_ssize_t number) noexcept:
+    cdef Place place = <Place>runs.runs[number].place
+    if place.tail is not None:
+        ask_for(
+            <const uint8_t *>PyByteArray_AS_STRING(place.tail.data)
+            + PyByteArray_GET_SIZE(place.tail.data)
+        )
+
+
 cdef _spread_known(Runs runs, dict queues, set dirty, topics, list waiting):
     """The same for runs whose places know the tails of their queues."""
     cdef Py_ssize_t size = 0
@@ -1604,7 +1611,13 @@ cdef _spread_known(Runs runs, dict queues, set dirty, topics, list waiting):
     cdef list seen = []
     cdef Place place
     cdef Tail tail
+    for number in range(min(runs.count, 2 * TAILS_AHEAD)):
+        _ask_for_tail(runs, number)
     for number in range(runs.count):
+        if number + TAILS_AHEAD < runs.count:
+            _ask_for_end(runs, number + TAILS_AHEAD)
+            if number + 2 * TAILS_AHEAD < runs.count:
+                _ask_for_tail(runs, number + 2 * TAILS_AHEAD)
         place = <Place>runs.runs[number].place
         more = runs.runs[number].count * QUEUE_ENTRY_BYTES
         tail = place.tail
