@@ -1434,7 +1434,7 @@ def chain(
 cdef class Place:
     """The offset that the next message of a queue gets."""
 
-    def __init__(self, str topic not None, int32_t queue_id, int64_t following):
+    def __cinit__(self, str topic not None, int32_t queue_id, int64_t following):
         self.key = (topic, queue_id)
         self.next = following
 
@@ -1442,7 +1442,7 @@ cdef class Place:
 cdef class Tail:
     """The newest entries of a queue, which are in memory only."""
 
-    def __init__(self, owner):
+    def __cinit__(self, owner):
         self.owner = owner
         self.data = bytearray()
 
