@@ -13,7 +13,7 @@ else:
             [f"src/cosmodrome/speed/{name}.pyx"],
             extra_compile_args=["-O3"],
         )
-        for name in ("native", "lane", "pulls", "client", "arrow", "syncer")
+        for name in ("native", "lane", "pulls", "client", "arrow", "syncer", "deferred")
     ]
     extensions = cythonize(sources, build_dir="build")
     for extension in extensions:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from cosmodrome.broker.stats import Stats
@@ -21,7 +21,8 @@ from cosmodrome.broker.topics import PERM_READ_WRITE, Topics
 from cosmodrome.env.base import Clock
 from cosmodrome.errors import Code, MessageTooLarge, Refused, StoreUnwritable
 from cosmodrome.layout import SYS_PREPARED, SYS_ROLLBACK, SYS_TRANSACTION_MASK
-from cosmodrome.store.store import DelayLevels, Draft, PutStatus, Store, Stored
+from cosmodrome.speed.deferrals import Deferred
+from cosmodrome.store.store import DelayLevels, Draft, PutStatus, Store
 from cosmodrome.wire.message import (
     DELAY,
     REAL_QUEUE_ID,
@@ -148,19 +149,29 @@ def restored(record: Record, pairs: dict[str, str]) -> Draft | None:
 
 
 async def hand_over(
-    store: Store, drafts: Sequence[Draft | None], stopping: Callable[[], bool], stats: Stats
+    store: Store,
+    drafts: Iterable[Draft | None],
+    stopping: Callable[[], bool],
+    stats: Stats,
+    *,
+    before: Deferred | None = None,
 ) -> int:
     """Store the messages; how many of them, from the first on, are done with for good.
 
     None stands for a message that is left out. Less than all means: try the rest again later.
+    What `before` holds goes first and is counted too; `drafts` are asked for after that was
+    staged, and are all the others.
     """
     end = taken = 0
-    placed: list[tuple[str, Stored]] = []
+    placed: list[tuple[str, int, int, int]] = []
+    if before is not None and before.taken:
+        store.stage(before)
+        taken, end, placed = before.staged, before.end, before.counts()
     for draft in drafts:
         if draft is not None:
             try:
                 stored = store.append(draft)
-                placed.append((draft.topic, stored))
+                placed.append((draft.topic, stored.queue_id, 1, stored.size))
                 end = stored.end
             except MessageTooLarge as error:
                 # No later attempt can go better, and those behind it must not wait for ever.
@@ -177,8 +188,8 @@ async def hand_over(
                 return 0
     except StoreUnwritable:
         return 0
-    for topic, stored in placed:
-        stats.put(topic, stored.queue_id, 1, stored.size)
+    for topic, queue_id, count, size in placed:
+        stats.put(topic, queue_id, count, size, calls=count)
     return taken
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from cosmodrome.broker.defer import hand_over, restored
@@ -48,7 +48,7 @@ BACK_OFF_SECONDS = (0.1, 5.0)
 class Look(NamedTuple):
     """What the head of a queue holds."""
 
-    drafts: list[Draft | None]  # what is due; None for an entry without a message
+    due: list[tuple[int, int, int]]  # entries
     wait_ms: int | None  # until more is due; None when nothing is there
 
 
@@ -189,21 +189,21 @@ class Delays:
         while not self._stopping:
             try:
                 look = self._look(level)
-                done = await hand_over(self._store, look.drafts, self._is_stopping, self._stats)
+                done = await self._hand_over(level, look.due) if look.due else 0
             except Exception:
                 # Whatever it is, the messages stay where they are and are tried again.
                 log.exception("delay_level_failed level=%d offset=%d", level.number, level.offset)
-                look, done = Look([None], None), 0
+                look, done = Look([(0, 0, 0)], None), 0
             if done:
                 level.offset += done
                 self._progress.changed = True
                 back_off_s = BACK_OFF_SECONDS[0]
             if self._is_stopping():
                 break
-            if done < len(look.drafts):
+            if done < len(look.due):
                 await level.sleep(back_off_s)
                 back_off_s = min(back_off_s * 2, BACK_OFF_SECONDS[1])
-            elif look.drafts:
+            elif look.due:
                 await asyncio.sleep(0)
             elif look.wait_ms is None:
                 level.idle = True
@@ -227,17 +227,28 @@ class Delays:
         if not entries:  # its file cannot be read at the moment
             return Look([], int(BACK_OFF_SECONDS[1] * 1000))
         now_ms = self._clock.now_ms()
-        drafts: list[Draft | None] = []
         taken_bytes = 0
-        for offset, (log_offset, size, due_ms) in enumerate(entries, level.offset):
-            wait_ms = level.wait_ms(offset, most, due_ms, now_ms)
-            if wait_ms > 0:
-                return Look(drafts, wait_ms)
+        for number, (_, size, due_ms) in enumerate(entries):
+            if due_ms > now_ms:
+                wait_ms = level.wait_ms(level.offset + number, most, due_ms, now_ms)
+                if wait_ms > 0:
+                    return Look(entries[:number], wait_ms)
             taken_bytes += size
-            if drafts and taken_bytes > BATCH_BYTES:
-                break
-            drafts.append(self._draft(log_offset, size))
-        return Look(drafts, 0)
+            if number and taken_bytes > BATCH_BYTES:
+                return Look(entries[:number], 0)
+        return Look(entries, 0)
+
+    async def _hand_over(self, level: Level, due: list[tuple[int, int, int]]) -> int:
+        """The plain ones together, those behind the first that is not one by one."""
+        plain = self._store.deferred(
+            SCHEDULE_TOPIC, level.number - 1, level.offset, len(due), BATCH_BYTES
+        )
+
+        def others() -> Iterator[Draft | None]:
+            for log_offset, size, _ in due[plain.staged :]:
+                yield self._draft(log_offset, size)
+
+        return await hand_over(self._store, others(), self._is_stopping, self._stats, before=plain)
 
     def _draft(self, log_offset: int, size: int) -> Draft | None:
         data = self._store.record(log_offset, size)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from cosmodrome import speed
 from cosmodrome.env.options import StoreOptions
 from cosmodrome.layout import (
+    BLANK_BYTES,
     HOST_V4_BYTES,
     HOST_V6_BYTES,
     MAGIC_RECORD,
@@ -25,6 +26,7 @@ from cosmodrome.layout import (
     RECORD_SYS_FLAG_AT,
     SYS_BORN_V6,
 )
+from cosmodrome.speed.deferrals import Deferred
 from cosmodrome.store.flush import Flush
 from cosmodrome.store.index import Index
 from cosmodrome.store.log import Log
@@ -120,6 +122,13 @@ class Reader:
         data = self.log.slice(log_offset, fields[0], end)
         return None if data is None else bytes(data)
 
+    def deferred(
+        self, topic: str, queue_id: int, offset: int, count: int, bytes_max: int
+    ) -> Deferred:
+        records = self._in_one_piece(topic, queue_id, offset, count, bytes_max)
+        largest = self.segment_bytes - BLANK_BYTES
+        return Deferred(records, largest, self.options.max_message_size)
+
     def find(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> Found:
         if self._index is None:
             return Found([], 0, 0)
@@ -210,6 +219,30 @@ class Reader:
                 "the message is skipped; stop the broker and run `cosmo store check`",
             )
         return None
+
+    def _in_one_piece(
+        self, topic: str, queue_id: int, offset: int, count: int, bytes_max: int
+    ) -> bytes:
+        """Records of a queue from `offset` on, at most `count`, which lie in one log file.
+
+        It ends before an entry that names no record of its own.
+        """
+        queue = self._queues.get(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+            return b""
+        entries = queue.entries(offset, min(count, queue.max_offset - offset))
+        end = self.flush.durable_end
+        base = self.log.base_of(_LONG.unpack_from(entries)[0]) if entries else end
+        if not self.log.min_offset <= base < end:
+            return b""
+        try:
+            view = self.log.view(base)
+        except OSError:
+            return b""
+        limits = (count, bytes_max, count, bytes_max, 0)
+        where = (view, base, self.log.min_offset, end, queue_id, offset)
+        index, records, found, *_ = speed.select(entries, 0, *where, None, 0, 0, limits)
+        return records if index == found else b""  # fillers: their numbers have no record
 
     def _read_plainly(
         self, queue: Queue, offset: int, max_count: int, codes: frozenset[int] | None

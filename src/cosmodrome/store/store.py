@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from cosmodrome.env.base import Env, FileLock
 from cosmodrome.env.options import StoreOptions
 from cosmodrome.errors import ConfigError, StoreBusy, StoreError, StoreUnwritable
+from cosmodrome.speed.deferrals import Deferred
 from cosmodrome.store.arrivals import Arrivals
 from cosmodrome.store.checkpoint import load_checkpoint, save_checkpoint
 from cosmodrome.store.delays import DelayLevels
@@ -332,6 +333,16 @@ class Store:
     def record(self, log_offset: int, size: int | None = None) -> bytes | None:
         """The durable record that begins there, None when none does."""
         return self._reader.record(log_offset, size)
+
+    def deferred(
+        self, topic: str, queue_id: int, offset: int, count: int, bytes_max: int
+    ) -> Deferred:
+        """Messages that wait there, to be staged under the topics that they are meant for.
+
+        From `offset` on, at most `count` (and `bytes_max`, but for the first), as far as they
+        are plain: maybe none.
+        """
+        return self._reader.deferred(topic, queue_id, offset, count, bytes_max)
 
     def find(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> Found:
         """Messages whose key has the same hash, in log order; compare the keys again."""

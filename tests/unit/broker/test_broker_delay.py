@@ -14,7 +14,7 @@ from later_kit import START_MS, Later, SetClock, later
 
 from cosmodrome.env.real import MappedSegment
 from cosmodrome.errors import StoreCorrupt, StoreUnwritable
-from cosmodrome.store.store import Draft, PutStatus
+from cosmodrome.store.store import Arrival, Draft, PutStatus
 from cosmodrome.wire import fastjson
 from cosmodrome.wire.commands.offset import GetAllDelayOffset
 from cosmodrome.wire.names import SCHEDULE_TOPIC
@@ -170,8 +170,15 @@ async def test_a_crash_in_the_middle_loses_nothing_and_repeats_little(
     for number in range(count):
         await kit.put(b"%d" % number, "DELAY\x011")
     clock.ms += 1000
+    halfway = asyncio.Event()
+
+    def look(_: Arrival) -> None:
+        if kit.store.bounds("T", 0)[1] > 300:
+            halfway.set()
+
+    kit.store.arrivals.subscribe(look, topic="T")
     await kit.delays.start()
-    await kit.until(lambda: kit.store.bounds("T", 0)[1] > 300)
+    await halfway.wait()
     assert kit.store.bounds("T", 0)[1] < count, "too fast to be interrupted"
     await kit.crash()
     async with later(tmp_path, clock) as kit:

@@ -1,0 +1,1 @@
+from cosmodrome.speed.deferred_pure import Deferred as Deferred
