@@ -46,9 +46,10 @@ cdef class Outlet:
     """Replies on their way into one socket, as pieces of memory: maps of the log, and notes.
 
     The party whose socket it is (None: nobody's) lends its descriptor when there is a first reply,
-    if nothing else waits to be written, and is told how much was. Pieces are only lent: `push` has to come before a map is released. What the kernel does not
-    take then is copied to `late`, and from there on nothing more is taken here, so that the
-    replies stay in order; whoever owns the socket writes the rest.
+    if nothing else waits to be written, and is told how much was. Pieces are only lent: `push` has
+    to come before a map is released. What the kernel does not take then is copied to `late`, and
+    from there on nothing more is taken here, so that the replies stay in order; whoever owns the
+    socket writes the rest.
     """
 
     cdef object party
