@@ -16,9 +16,11 @@ import tempfile
 import time
 from typing import Any
 
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from cosmodrome.spark.python import unzipped_python
 from cosmodrome.spark.session import ARROW_UNCHECKED, WITHOUT_DICTIONARY, parquet_settings
 
 Ask = dict[str, Any]
@@ -35,7 +37,9 @@ KAFKA_WITHOUT_DICTIONARY = ("offset", "headers.list.element.value")
 
 def session(jars: str, folder: str) -> SparkSession:
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # As `cosmodrome.spark.session` has it, for both sides.
+    python = unzipped_python(_find_spark_home())
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     settings = {
         "spark.jars": jars,
         "spark.driver.host": "127.0.0.1",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,13 +39,16 @@ CONF = {
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session of this test process; the source is registered in it."""
+    from pyspark.find_spark_home import _find_spark_home
     from pyspark.sql import SparkSession
 
     from cosmodrome.spark.java import use_java
+    from cosmodrome.spark.python import unzipped_python
     from cosmodrome.spark.source import register
 
     use_java()
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    python = unzipped_python(_find_spark_home())
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     place = tmp_path_factory.mktemp("spark")
     builder = SparkSession.builder.appName("cosmodrome-tests").master("local[2,2]")

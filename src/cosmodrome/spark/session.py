@@ -23,6 +23,7 @@ from cosmodrome.env.real import RealDisk
 from cosmodrome.errors import ConfigError
 from cosmodrome.spark import delta as delta_lake
 from cosmodrome.spark.java import cache_dir, use_java, write_program
+from cosmodrome.spark.python import unzipped_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -251,9 +252,7 @@ def _delta(version: str, wanted: bool | None, settings: Mapping[str, str]) -> di
     if "delta-spark" in jars + settings.get("spark.jars.packages", ""):
         found = delta_lake.Jars()
     else:
-        from pyspark.find_spark_home import _find_spark_home
-
-        found = delta_lake.find_jars(version, os.environ, spark_home=_find_spark_home())
+        found = delta_lake.find_jars(version, os.environ, spark_home=_spark_home())
         if not found.paths:
             if wanted:
                 raise ConfigError(found.why)
@@ -275,7 +274,7 @@ def _set_environment(master: str, archive_env: str | None, settings: Mapping[str
     chosen = settings.get("spark.pyspark.python")
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
-        os.environ["PYSPARK_PYTHON"] = chosen or sys.executable
+        os.environ["PYSPARK_PYTHON"] = chosen or unzipped_python(_spark_home())
     elif chosen:
         os.environ["PYSPARK_PYTHON"] = chosen
     elif archive_env is not None:
@@ -284,4 +283,12 @@ def _set_environment(master: str, archive_env: str | None, settings: Mapping[str
         # Right where the executors see the same files; otherwise --archive-env or the
         # setting spark.pyspark.python tells them where Python is.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # With this one the driver looks for sources.
+    driver = os.environ["PYSPARK_PYTHON"] if is_local(master) else sys.executable
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", driver)
+
+
+def _spark_home() -> str:
+    from pyspark.find_spark_home import _find_spark_home
+
+    return str(_find_spark_home())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +16,7 @@ pyspark = pytest.importorskip("pyspark")
 from cosmodrome.errors import ConfigError  # noqa: E402
 from cosmodrome.spark import delta  # noqa: E402
 from cosmodrome.spark.jobs.jars import by_hand, fetch  # noqa: E402
+from cosmodrome.spark.python import unzipped_python  # noqa: E402
 
 session = importlib.import_module("cosmodrome.spark.session")
 
@@ -67,10 +70,42 @@ def test_workers_of_a_local_session_run_this_python(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     session._set_environment("local[2]", None, {})
-    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    program = os.environ["PYSPARK_PYTHON"]
+    assert _output(program, "-c", "import sys; print(sys.executable)") == sys.executable
+    assert os.environ["PYSPARK_DRIVER_PYTHON"] == program
     assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
     session._set_environment("local[2]", None, {"spark.pyspark.python": "/opt/python"})
     assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
+
+
+def _output(*words: str, **environ: str) -> str:
+    told = {**os.environ, **environ}
+    return subprocess.run(
+        words, env=told, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_workers_leave_the_zip_file_of_pyspark_alone(tmp_path: Path) -> None:
+    home = session._spark_home()
+    program = unzipped_python(home)
+    assert program != sys.executable
+    others = [str(tmp_path / "with a blank"), "/*", str(tmp_path / "own.zip")]
+    zips = [f"{home}/python/lib/pyspark.zip", f"{home}/python/lib/py4j-1-src.zip"]
+    path = os.pathsep.join([zips[0], *others, zips[1]])
+    code = "import json, sys; print(json.dumps([sys.path, sys.argv[1:]]))"
+    found, words = json.loads(_output(program, "-c", code, "a b", "$c", PYTHONPATH=path))
+    assert words == ["a b", "$c"]
+    assert [each for each in found if each in {*others, *zips}] == others
+    assert "python/lib" not in _output(program, "-c", "import pyspark; print(pyspark.__file__)")
+    assert _output(program, "-c", "print(1)", PYTHONPATH="") == "1"
+
+
+def test_another_spark_keeps_its_own_pyspark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert unzipped_python(str(tmp_path)) == sys.executable
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")  # nothing can be made there
+    assert unzipped_python(session._spark_home()) == sys.executable
 
 
 def test_a_packed_environment_is_for_clusters(
