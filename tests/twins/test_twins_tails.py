@@ -118,6 +118,23 @@ class Growing:
         self.growth.at = first * QUEUE_ENTRY_BYTES
 
 
+class Every:
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def test_a_tail_takes_at_most_twice_its_room() -> None:
+    for twin in {pure, speed}:
+        queue = Growing(twin, 0)
+        entry = bytes(6) + b"\1" * 14
+        for number in range(3000):
+            log_offset = (number + 1).to_bytes(8, "big")
+            runs = [("T", 0, number, log_offset + entry[8:])]
+            assert twin.spread(runs, {("T", 0): queue}, set(), set(), [])[0] == 1
+            tail = queue.growth.data
+            assert len(tail) == 20 * (number + 1) and tail.__alloc__() <= 2 * len(tail)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_runs_that_know_their_tails(seed: int) -> None:
     """The compiled lane's runs go where the same runs as tuples go by the law."""
@@ -147,7 +164,9 @@ def test_runs_that_know_their_tails(seed: int) -> None:
             assert {key: place.next for key, place in places.items()} == before
             continue
         log_offset += taken
-        watched, topics = [{chance.choice(keys)}, set()], {"V"} if chance.random() < 0.5 else set()
+        watched: list[Any] = [{chance.choice(keys)} if chance.random() < 0.5 else set(), set()]
+        many = {"V", *(f"other{number}" for number in range(30))}
+        topics: Any = chance.choice((set(), {"V"}, {"V", "other"}, many, frozenset("V"), Every()))
         results = []
         for (twin, queues, dirty), said in zip(sides, (runs, list(runs)), strict=True):
             names = {id(queue): key for key, queue in queues.items()}

@@ -79,6 +79,8 @@ cdef enum:
     NAME_BYTES_MAX = 127  # of a topic: its length is one byte, and signed
     PAIRS_MAX = 24
     PLACES_AHEAD = 4
+    FRAMES_AHEAD = 4  # a power of two
+    PLANS_MANY = 64  # fewer are in a cache anyway
     ITEMS_KEPT = 8192
     SCRATCH_BYTES_KEPT = 1048576
     KEPT_BYTES_KEPT = 2097152
@@ -127,6 +129,8 @@ cdef class Intake:
     cdef bint busy
     cdef bytes born_host
     cdef bytes store_host
+    cdef Ahead ahead[FRAMES_AHEAD]  # by number of the frame
+    cdef Ahead *guess  # of the frame that is being read
     cdef readonly Plans known
     cdef readonly uint64_t shaped  # headers that had a known shape
     cdef readonly bint saw_binary  # in the last buffer
@@ -145,6 +149,8 @@ cdef class Intake:
         self.credit = CREDIT_MAX
         self.ask_count = self.ask_room = self.item_count = self.item_room = 0
         self.scratch_size = self.scratch_room = 0
+        memset(self.ahead, 0, sizeof(self.ahead))
+        self.guess = &self.ahead[0]
 
     def __init__(self, find, str cluster not None, int64_t body_bytes_max, int64_t record_bytes_max):
         """`find` gives the plan of a topic, or None for one that needs the slow lane."""
@@ -252,9 +258,24 @@ cdef class Intake:
         cdef const uint8_t *body = NULL
         cdef Py_ssize_t body_bytes = 0
         cdef Py_ssize_t at = position[0]
+        cdef Py_ssize_t looked_at = at  # frames before this were looked at ahead
+        cdef Py_ssize_t number = 0
+        cdef Py_ssize_t looked = 0
         cdef Py_ssize_t length
+        cdef bint many = self.known.count >= PLANS_MANY and self.shape_count > 0
         cdef int why = NOTHING
+        memset(self.ahead, 0, sizeof(self.ahead))  # what was guessed is of other frames
         while True:
+            if many:
+                while looked < number + FRAMES_AHEAD:
+                    length = _frame(data + looked_at, end - looked_at)
+                    if length <= 0:
+                        break
+                    self._look_ahead(data + looked_at + 4, length, looked)
+                    looked_at += 4 + length
+                    looked += 1
+                self.guess = &self.ahead[number & (FRAMES_AHEAD - 1)]
+                number += 1
             length = _frame(data + at, end - at)
             if length <= 0:
                 why = NOTHING if length == 0 else OTHER
@@ -282,6 +303,31 @@ cdef class Intake:
             at += 4 + length
         position[0] = at
         return why
+
+    cdef void _look_ahead(self, const uint8_t *at, Py_ssize_t length, Py_ssize_t number) noexcept:
+        """Have the plan of a frame on its way to the cache, should it be like the last one.
+
+        A guess may be wrong: then it names another place than that of the topic, and is not used.
+        """
+        cdef Shape *shape = &self.shapes[self.shape_last]
+        cdef Ahead *ahead = &self.ahead[number & (FRAMES_AHEAD - 1)]
+        cdef Ahead *nearer = &self.ahead[(number - FRAMES_AHEAD // 2) & (FRAMES_AHEAD - 1)]
+        cdef Py_ssize_t header_bytes = _i32(at) & 0xFFFFFF
+        ahead.at = NULL
+        if (
+            shape.topic_at < 0 or header_bytes > length - 4
+            or header_bytes - shape.topic_at < NAME_BYTES_MAX + 1
+        ):
+            return
+        at += 4 + shape.topic_at
+        ahead.size = shape.topic_bytes
+        if ahead.size == 0:
+            ahead.size = span_stop(at, at + NAME_BYTES_MAX + 1) - at
+        ahead.at = at
+        ahead.hash = name_hash(at, ahead.size, self.known.seed)
+        self.known.ask_for_slot(ahead.hash)
+        if nearer.at != NULL:
+            self.known.ask_for_plan(nearer.hash)
 
     cdef bint _take_send(self, Head *head, const uint8_t *body, Py_ssize_t body_bytes, Py_ssize_t start) except -1:
         """Note a send; False, with nothing changed, when the slow lane has to look at it."""
@@ -463,6 +509,7 @@ cdef class Intake:
     cdef Plan _plan(self, Text *topic, Py_ssize_t *number):
         cdef Plan plan
         cdef Py_ssize_t index
+        cdef uint64_t wanted
         if topic.at == NULL or topic.escaped or topic.size == 0:
             return None
         # Most producers speak of one topic.
@@ -474,7 +521,11 @@ cdef class Intake:
                 return plan
         if topic.size > NAME_BYTES_MAX:
             return None
-        plan = self.known.find(topic.at, topic.size)
+        if self.guess.at == topic.at and self.guess.size == topic.size:
+            wanted = self.guess.hash
+        else:
+            wanted = name_hash(topic.at, topic.size, self.known.seed)
+        plan = self.known.find(topic.at, topic.size, wanted)
         if plan is None:
             plan = self.find(topic.at[:topic.size])
             if plan is None:
@@ -744,7 +795,8 @@ cdef class Intake:
                 runs[ask.run].to = _put64(entry, <uint64_t>_tags_code(&facts))
                 self._reserve_keys(keys_at + _keys_max(&facts) * INDEX_KEY_BYTES)
                 keys_at = _put_keys(
-                    self.keys + keys_at, plan.topic, plan.prefix, &facts, log_offset, store_ms
+                    self.keys + keys_at, <PyObject *>plan.topic, plan.prefix, &facts, log_offset,
+                    store_ms,
                 ) - self.keys
                 to += record_bytes
                 log_offset += record_bytes

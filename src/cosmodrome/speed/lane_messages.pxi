@@ -127,8 +127,20 @@ cdef class Plans:
                 Py_XDECREF(slots[at].plan)
             PyMem_Free(slots)
 
-    cdef Plan find(self, const uint8_t *name, Py_ssize_t name_bytes):
-        cdef uint64_t wanted = name_hash(name, name_bytes, self.seed)
+    cdef void ask_for_slot(self, uint64_t wanted) noexcept:
+        if self.slots != NULL:
+            ask_for(<const uint8_t *>&self.slots[wanted & self.mask])
+
+    cdef void ask_for_plan(self, uint64_t wanted) noexcept:
+        cdef const uint8_t *plan
+        if self.slots != NULL:
+            plan = <const uint8_t *>self.slots[wanted & self.mask].plan
+            if plan != NULL:
+                ask_for(plan)
+                ask_for(plan + 64)
+
+    cdef Plan find(self, const uint8_t *name, Py_ssize_t name_bytes, uint64_t wanted):
+        """By name and its hash."""
         cdef uint64_t at = wanted & self.mask
         cdef Plan plan
         if self.slots == NULL:
@@ -172,6 +184,13 @@ cdef class Plans:
 
 cdef inline bint _is_name(Plan plan, const uint8_t *name, Py_ssize_t name_bytes) noexcept:
     return plan.name_bytes == name_bytes and memcmp(plan.name, name, name_bytes) == 0
+
+
+cdef struct Ahead:
+    # The name of a topic in a frame that comes soon, perhaps; its place tells whether it is one.
+    const uint8_t *at
+    Py_ssize_t size
+    uint64_t hash
 
 
 cdef struct Ask:

@@ -73,6 +73,8 @@ cdef struct Shape:
     Py_ssize_t count
     Py_ssize_t text_bytes
     Py_ssize_t kept_bytes
+    Py_ssize_t topic_at  # in the header, if it is always the same place; else -1
+    Py_ssize_t topic_bytes  # the same for its size, which only a binary header tells; else 0
     int serialize
     int32_t code
     int32_t sys_flag
@@ -207,6 +209,13 @@ cdef bint _learn(Shape *shape, Head *head, Py_ssize_t size) noexcept nogil:
     shape.text_bytes = to - shape.text
     shape.code = head.code
     shape.oneway = head.flag & FLAG_ONEWAY != 0
+    shape.topic_at = -1
+    shape.topic_bytes = 0
+    if shape.serialize == SERIALIZE_BINARY:
+        shape.topic_at = head.fields[1].at - head.start
+        shape.topic_bytes = head.fields[1].size
+    elif shape.holes[0].kind == HOLE_TOPIC:  # nothing that varies is before it
+        shape.topic_at = shape.holes[0].text_bytes
     return True
 
 

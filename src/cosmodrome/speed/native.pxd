@@ -206,7 +206,8 @@ cdef int64_t _tags_code(Facts *facts) except? -1
 cdef uint32_t _prefix(str topic) except? 0
 cdef Py_ssize_t _keys_max(Facts *facts) noexcept nogil
 cdef uint8_t *_put_keys(
-    uint8_t *to, str topic, uint32_t prefix, Facts *facts, int64_t log_offset, int64_t store_ms
+    uint8_t *to, PyObject *topic, uint32_t prefix, Facts *facts, int64_t log_offset,
+    int64_t store_ms,
 ) except NULL
 
 
@@ -273,6 +274,7 @@ cdef class Tail:
 cdef class Place:
     cdef public int64_t next  # negative once the queue is gone
     cdef Tail tail  # of its queue, None as long as nobody looked
+    cdef uint64_t sign  # of its topic
     cdef uint64_t mark  # whose numbers `run` is of
     cdef Py_ssize_t run
     cdef readonly tuple key

@@ -1230,9 +1230,14 @@ cdef Py_ssize_t _keys_max(Facts *facts) noexcept nogil:
 
 
 cdef uint8_t *_put_keys(
-    uint8_t *to, str topic, uint32_t prefix, Facts *facts, int64_t log_offset, int64_t store_ms
+    uint8_t *to, PyObject *topic, uint32_t prefix, Facts *facts, int64_t log_offset,
+    int64_t store_ms,
 ) except NULL:
-    """Pack the INDEX_KEYs of a record: its unique key, then its words."""
+    """Pack the INDEX_KEYs of a record: its unique key, then its words.
+
+    The topic is only looked at for keys that are not ASCII. It is a bare pointer because to count a
+    reference to it means to have it in the cache, which with many topics is a wait for each record.
+    """
     cdef const uint8_t *word = facts.words
     cdef const uint8_t *words_end = word + facts.words_bytes
     cdef const uint8_t *word_end
@@ -1247,7 +1252,7 @@ cdef uint8_t *_put_keys(
 
 
 cdef uint8_t *_put_key(
-    uint8_t *to, str topic, uint32_t prefix, const uint8_t *at, Py_ssize_t size,
+    uint8_t *to, PyObject *topic, uint32_t prefix, const uint8_t *at, Py_ssize_t size,
     int64_t log_offset, int64_t store_ms,
 ) except NULL:
     cdef uint32_t state = prefix
@@ -1255,7 +1260,7 @@ cdef uint8_t *_put_key(
     if hash_ascii(&state, at, size):
         hashed = _absolute(<int32_t>state)
     else:
-        hashed = _key_hash(topic, _text(at, size))
+        hashed = _key_hash(<str>topic, _text(at, size))
     to = _put32(to, <uint32_t>hashed)
     to = _put64(to, <uint64_t>log_offset)
     return _put64(to, <uint64_t>store_ms)
@@ -1265,6 +1270,32 @@ cdef inline uint8_t *_grow(bytearray data, Py_ssize_t more) except NULL:
     cdef Py_ssize_t before = PyByteArray_GET_SIZE(data)
     PyByteArray_Resize(data, before + more)
     return <uint8_t *>PyByteArray_AS_STRING(data) + before
+
+
+cdef extern from *:
+    """
+    static inline int byte_array_has_room(PyObject *data, Py_ssize_t more) {
+        const PyByteArrayObject *array = (const PyByteArrayObject *)data;
+        return array->ob_start - array->ob_bytes + Py_SIZE(array) + more < array->ob_alloc;
+    }
+    static inline const char *byte_array_end(PyObject *data) {
+        return ((const PyByteArrayObject *)data)->ob_start + Py_SIZE(data);
+    }
+    """
+    bint byte_array_has_room(PyObject *data, Py_ssize_t more) noexcept
+    const char *byte_array_end(PyObject *data) noexcept
+
+
+cdef inline uint8_t *_grow_much(bytearray data, Py_ssize_t more) except NULL:
+    """Like `_grow`, for what will grow on: by half, where Python would move it with every eighth.
+
+    Python keeps the room when the size is set to more than half of it.
+    """
+    cdef Py_ssize_t size = PyByteArray_GET_SIZE(data) + more
+    if not byte_array_has_room(<PyObject *>data, more):
+        PyByteArray_Resize(data, size + size // 2)
+    PyByteArray_Resize(data, size)
+    return <uint8_t *>PyByteArray_AS_STRING(data) + size - more
 
 
 def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int64_t whole_ms=0):
@@ -1326,7 +1357,8 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
                 before = PyByteArray_GET_SIZE(keys)
                 to = _grow(keys, _keys_max(&facts) * INDEX_KEY_BYTES)
                 end_of_keys = _put_keys(
-                    to, run.topic, run.prefix, &facts, fields.log_offset, fields.store_ms
+                    to, <PyObject *>run.topic, run.prefix, &facts, fields.log_offset,
+                    fields.store_ms,
                 )
                 PyByteArray_Resize(keys, before + (end_of_keys - to))
             if run.delayed:
@@ -1350,8 +1382,9 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
 
 
 cdef enum:
-    TAILS_AHEAD = 4
+    TAILS_AHEAD = 8
     CHAIN_AHEAD = 8
+    SIGNED_MAX = 16  # names that are told by their signs
 
 
 cdef inline int64_t _slot_place(int32_t hashed, int64_t slot_count) noexcept nogil:
@@ -1431,11 +1464,27 @@ def chain(
 # --- what grows ----------------------------------------------------------------------------
 
 
+cdef inline uint64_t _sign(name) except? 0:
+    """One bit of 64 that stands for a name."""
+    return <uint64_t>1 << (<uint64_t>hash(name) & 63)
+
+
+cdef uint64_t _signs(names) except? 0:
+    """The bits of all names; all bits when they cannot be told."""
+    cdef uint64_t signs = 0
+    if type(names) is not set or len(names) > SIGNED_MAX:
+        return ~<uint64_t>0
+    for name in names:
+        signs |= _sign(name)
+    return signs
+
+
 cdef class Place:
     """The offset that the next message of a queue gets."""
 
     def __cinit__(self, str topic not None, int32_t queue_id, int64_t following):
         self.key = (topic, queue_id)
+        self.sign = _sign(topic)
         self.next = following
 
 
@@ -1449,6 +1498,20 @@ cdef class Tail:
     @property
     def end(self):
         return self.at + PyByteArray_GET_SIZE(self.data)
+
+
+# With thousands of queues none of what a run meets is in a cache, so it is asked for some runs ahead.
+# Bare pointers: to count a reference to something means to wait for it.
+cdef inline void _ask_for_tail(PyObject *place) noexcept:
+    if (<Place>place).tail is not None:
+        ask_for(<const uint8_t *><PyObject *>(<Place>place).tail.data)
+
+
+cdef inline void _ask_for_end(PyObject *place) noexcept:
+    cdef PyObject *data
+    if (<Place>place).tail is not None:
+        data = <PyObject *>(<Place>place).tail.data
+        ask_for(<const uint8_t *>byte_array_end(data))
 
 
 cdef class Runs:
@@ -1493,6 +1556,7 @@ cdef class Runs:
         cdef uint8_t *to
         for number in range(self.count):
             size += self.runs[number].count * QUEUE_ENTRY_BYTES
+            _ask_for_tail(self.runs[number].place)  # so that `spread` finds it
         self.entries = PyBytes_FromStringAndSize(NULL, size)
         to = <uint8_t *>PyBytes_AS_STRING(self.entries)
         for number in range(self.count):
@@ -1538,8 +1602,7 @@ cdef inline bint _add_entries(
         return False
     if _i64(entries) + _i32(entries + 8) <= tail.log_end:
         return False
-    PyByteArray_Resize(tail.data, before + size)
-    memcpy(PyByteArray_AS_STRING(tail.data) + before, entries, size)
+    memcpy(_grow_much(tail.data, size), entries, size)
     tail.log_end = _i64(last) + _i32(last + 8)
     if not tail.dirty:
         tail.dirty = True
@@ -1587,37 +1650,20 @@ def spread(runs not None, dict queues not None, set dirty not None, topics, list
     return done, size, seen
 
 
-# With thousands of queues none of what a run meets is in a cache, so it is asked for some runs ahead.
-cdef inline void _ask_for_tail(Runs runs, Py_ssize_t number) noexcept:
-    cdef Place place = <Place>runs.runs[number].place
-    if place.tail is not None:
-        ask_for(<const uint8_t *><PyObject *>place.tail.data)
-
-
-cdef inline void _ask_for_end(Runs runs, Py_ssize_t number) noexcept:
-    cdef Place place = <Place>runs.runs[number].place
-    if place.tail is not None:
-        ask_for(
-            <const uint8_t *>PyByteArray_AS_STRING(place.tail.data)
-            + PyByteArray_GET_SIZE(place.tail.data)
-        )
-
-
 cdef _spread_known(Runs runs, dict queues, set dirty, topics, list waiting):
     """The same for runs whose places know the tails of their queues."""
     cdef Py_ssize_t size = 0
     cdef Py_ssize_t number, more
     cdef const uint8_t *data = runs.begin()
+    cdef uint64_t signs = _signs(topics)
     cdef list seen = []
     cdef Place place
     cdef Tail tail
-    for number in range(min(runs.count, 2 * TAILS_AHEAD)):
-        _ask_for_tail(runs, number)
+    for number in range(min(runs.count, TAILS_AHEAD)):
+        _ask_for_end(runs.runs[number].place)
     for number in range(runs.count):
         if number + TAILS_AHEAD < runs.count:
-            _ask_for_end(runs, number + TAILS_AHEAD)
-            if number + 2 * TAILS_AHEAD < runs.count:
-                _ask_for_tail(runs, number + 2 * TAILS_AHEAD)
+            _ask_for_end(runs.runs[number + TAILS_AHEAD].place)
         place = <Place>runs.runs[number].place
         more = runs.runs[number].count * QUEUE_ENTRY_BYTES
         tail = place.tail
@@ -1628,7 +1674,7 @@ cdef _spread_known(Runs runs, dict queues, set dirty, topics, list waiting):
             tail = place.tail = <Tail?>queue.growth
         if not _add_entries(tail, runs.runs[number].first, data, more, dirty):
             return number, size, seen
-        if _waited_for(place.key, topics, waiting):
+        if (waiting or place.sign & signs) and _waited_for(place.key, topics, waiting):
             seen.append((tail.owner, data[:more]))
         data += more
         size += more
