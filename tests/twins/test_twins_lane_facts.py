@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import struct
 from types import ModuleType
 
@@ -23,6 +24,16 @@ def send(topic: str, queue_id: int, properties: str, body: bytes = b"x", code: i
     return struct.pack(">II", 4 + len(text) + len(body), len(text)) + text + body
 
 
+def binary_send(topic: str, queue_id: int, properties: str) -> bytes:
+    words = ["producers", topic, "TBW102", "4", str(queue_id), "0", "1", "0", properties, "0"]
+    pairs = b"".join(
+        struct.pack(">h", 1) + name.encode() + struct.pack(">i", len(word)) + word.encode()
+        for name, word in zip("abcdefghij", words, strict=True)
+    )
+    text = struct.pack(">hbhiiii", 310, 0, 399, 7, 0, 0, len(pairs)) + pairs
+    return struct.pack(">II", 5 + len(text), len(text) | 1 << 24) + text + b"x"
+
+
 def item(properties: str, body: bytes = b"inner") -> bytes:
     own = properties.encode()
     size = 22 + len(body) + len(own)
@@ -41,6 +52,29 @@ SENDS = {
     "a batch": [
         send("T", 2, "TAGS\x01shared", item("KEYS\x01a b") + item("UNIQ_KEY\x01u\x02"), 320),
         send("T", 2, "", b"".join(item(f"TAGS\x01t{n}\x02KEYS\x01{n} {n}") for n in range(9)), 320),
+    ],
+    "a batch whose items say the same as the request": [
+        send("T", 2, "TAGS\x01shared\x02KEYS\x01k", item("TAGS\x01own\x02KEYS\x01a b\x02"), 320),
+        send("T", 2, "UNIQ_KEY\x01shared", item("UNIQ_KEY\x01own") + item(""), 320),
+    ],
+    "a batch with unusual properties": [
+        send("T", 0, "TAGS\x01shared", item(own) + item(f"{own}\x02KEYS\x01k"), 320)
+        for own in (
+            *(
+                "TAGS\x01a\x02TAGS\x01b",
+                "TAGS\x01a\x02TAGS\x01",
+                "TAGS",
+                "TAGS\x02",
+                "\x02\x02a\x01b",
+            ),
+            *(
+                "\x01a\x02KEYS\x01k",
+                "KEYS\x01a\x01b",
+                "KEYS\x02\x01",
+                "TAGS\x01Größe\x02KEYS\x01鍵",
+            ),
+            *("TAG\x01a", "DELAYED\x01x", "UNIQ_KEY\x01" + "u" * 300, "a\x01" + "x" * 15, "T", "D"),
+        )
     ],
     "many keys": [send("T", 0, "KEYS\x01" + " ".join(map(str, range(900)))) for _ in range(3)],
 }
@@ -90,3 +124,51 @@ def test_a_topic_is_asked_for_once(lane_core: ModuleType) -> None:
         if forget:
             intake.known.clear()
             assert len(intake.known) == 0
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        *("DELAY\x013", "TAGS\x01a\x02DELAY\x013\x02", "TRAN_MSG\x01true", "TIMER_DELAY_SEC\x011"),
+        *("TIMER_\x02a\x01b", "a\0\x01b", "TAGS\x01" + "x" * 40 + "\0", "\0"),
+    ],
+)
+def test_items_that_the_slow_lane_has_to_see(lane_core: ModuleType, own: str) -> None:
+    intake = lane_core.Intake(lambda name: lane_core.Plan(name.decode(), 4, 0), "c", 9000, 90_000)
+    data = send("T", 0, "", item("TAGS\x01a") + item(own), 320)
+    found = intake.gather(None, memoryview(data), 0, 1000, HOST, HOST)
+    assert found == (0, lane_core.OTHER, 0) and intake.left == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_many_topics_in_any_order(lane_core: ModuleType, seed: int) -> None:
+    """What is guessed about frames that come soon changes nothing, whatever they are."""
+    chance = random.Random(seed)
+    intake = lane_core.Intake(lambda name: lane_core.Plan(name.decode(), 4, 0), "c", 9000, 1 << 20)
+    names = [f"{'t' * chance.choice((0, 1, 20, 121))}-{number}" for number in range(150)]
+    places: dict[tuple[str, int], speed.Place] = {}
+    log_offset = START
+    for _ in range(12):
+        makers = chance.sample([send, binary_send], chance.choice((1, 1, 2)))
+        sends = [
+            chance.choice(makers)(
+                chance.choice(names), chance.randrange(4), chance.choice(("", "TAGS\x01a"))
+            )
+            for _ in range(200)
+        ]
+        data = b"".join(sends)
+        cut = chance.randrange(len(data))
+        first, _, _ = intake.gather(None, memoryview(data)[:cut], 0, 1000, HOST, HOST)
+        at, why, _ = intake.gather(None, memoryview(data), first, 1000, HOST, HOST)
+        assert (at, why, intake.left) == (len(data), lane_core.NOTHING, len(sends))
+        out = bytearray()
+        size, count, runs, keys = intake.encode(
+            *(out, log_offset, 1 << 30, STORE_MS),
+            *(lambda *queue: places.setdefault(queue, speed.Place(*queue, 5)), []),
+        )
+        found = speed.gather(memoryview(out), log_offset, 0, len(out), True, 1000)
+        assert (sorted(runs), keys, [], count) == (sorted(found[0]), *found[1:4])
+        log_offset += size
+        intake.clear()
+        if chance.random() < 0.2:
+            intake.known.clear()

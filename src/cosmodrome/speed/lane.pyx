@@ -25,7 +25,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memchr, memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from cosmodrome import layout
 from cosmodrome.speed.native cimport (
@@ -47,7 +47,6 @@ from cosmodrome.speed.native cimport (
     _put32,
     _put64,
     _put_keys,
-    _read_facts,
     _span_end,
     _tags_code,
     _unescape,
@@ -567,7 +566,10 @@ cdef class Intake:
             item = &self.items[index]
             item.shared_at = shared_at
             item.shared_bytes = shared_bytes
-            item.noted = noted[0]
+            if item.own_bytes:
+                _note_shared(&item.noted, noted, <int32_t>(item.own_bytes + _needs_end(item)))
+            else:
+                item.noted = noted[0]
             if _properties_bytes(item) > PROPERTIES_BYTES_MAX:
                 return False
             ask.size += fixed_bytes + item.body_bytes + _properties_bytes(item)
@@ -687,9 +689,9 @@ cdef class Intake:
                 return False
             if has_high(text, text_bytes) and not _is_utf8(text, text_bytes):
                 return False
-            if text_bytes and (memchr(text, 0, text_bytes) != NULL or _acts(text, text_bytes)):
-                return False
             item = self._new_item()
+            if not _note_own(text, text_bytes, &item.noted):
+                return False
             item.body = at + ITEM_HEAD_BYTES
             item.body_bytes = inner
             item.own = text
@@ -786,10 +788,7 @@ cdef class Intake:
                 item.log_offset = log_offset
                 record_bytes = self._record(to, ask, item, plan, ask.queue_offset + index, store_ms)
                 properties_bytes = _properties_bytes(item)
-                if item.own_bytes:
-                    _read_facts(to + record_bytes - properties_bytes, properties_bytes, &facts)
-                else:
-                    _noted_facts(&item.noted, to + record_bytes - properties_bytes, &facts)
+                _noted_facts(&item.noted, to + record_bytes - properties_bytes, &facts)
                 entry = _put64(runs[ask.run].to, <uint64_t>log_offset)
                 entry = _put32(entry, <uint32_t>record_bytes)
                 runs[ask.run].to = _put64(entry, <uint64_t>_tags_code(&facts))
@@ -987,7 +986,7 @@ cdef inline uint8_t *_put_host(uint8_t *at, bytes host, Py_ssize_t size) noexcep
 
 
 cdef inline void _noted_facts(Noted *noted, const uint8_t *properties, Facts *facts) noexcept nogil:
-    """What `_read_facts` finds in properties that are all shared; no level: the lane takes none."""
+    """What `native` finds in stored properties; no level: the lane takes none."""
     facts.level = 0
     facts.tags = properties + noted.tags_at if noted.tags_bytes else NULL
     facts.tags_bytes = noted.tags_bytes
@@ -1006,20 +1005,57 @@ cdef inline Py_ssize_t _properties_bytes(Item *item) noexcept nogil:
     return item.own_bytes + _needs_end(item) + item.shared_bytes
 
 
-cdef bint _acts(const uint8_t *at, Py_ssize_t size) noexcept nogil:
-    """Whether a pair of this text may have a name that means something."""
-    cdef const uint8_t *end = at + size
-    cdef const uint8_t *name_end
-    while at < end:
-        if at[0] == 68 or at[0] == 84:  # D or T: DELAY, TRAN_MSG, TIMER_...
-            name_end = <const uint8_t *>memchr(at, 1, end - at)
-            if name_end != NULL and _means_something(at, name_end - at):
-                return True
-        at = <const uint8_t *>memchr(at, 2, end - at)
-        if at == NULL:
-            break
-        at += 1
-    return False
+cdef bint _note_own(const uint8_t *begin, Py_ssize_t size, Noted *noted) noexcept nogil:
+    """What dispatch needs of the properties of an item, in one walk; of two equal names the last.
+
+    False when there is a zero, or perhaps a name that means something.
+    """
+    cdef const uint8_t *end = begin + size
+    cdef const uint8_t *name = begin
+    cdef const uint8_t *stop = begin
+    cdef const uint8_t *value = NULL  # of a pair whose name ended
+    cdef Py_ssize_t name_bytes
+    memset(noted, 0, sizeof(Noted))
+    while name < end:
+        stop = parting(begin, stop, end)
+        if stop < end and stop[0] != 2:
+            if stop[0] == 0:
+                return False
+            stop += 1
+            if value == NULL:
+                value = stop
+            continue
+        name_bytes = (stop if value == NULL else value - 1) - name
+        if name_bytes and (name[0] == 68 or name[0] == 84):  # D or T: DELAY, TRAN_MSG, TIMER_...
+            if _means_something(name, name_bytes):
+                return False
+        if value != NULL and stop > value:
+            if _same(name, name_bytes, "TAGS", 4):
+                noted.tags_at = <int32_t>(value - begin)
+                noted.tags_bytes = <int32_t>(stop - value)
+            elif _same(name, name_bytes, "KEYS", 4):
+                noted.words_at = <int32_t>(value - begin)
+                noted.words_bytes = <int32_t>(stop - value)
+            elif _same(name, name_bytes, "UNIQ_KEY", 8):
+                noted.unique_at = <int32_t>(value - begin)
+                noted.unique_bytes = <int32_t>(stop - value)
+        stop += 1
+        name = stop
+        value = NULL
+    return True
+
+
+cdef inline void _note_shared(Noted *noted, Noted *shared, int32_t behind) noexcept nogil:
+    """Shared properties come behind an item's own, so what is in both is theirs."""
+    if shared.tags_bytes:
+        noted.tags_at = shared.tags_at + behind
+        noted.tags_bytes = shared.tags_bytes
+    if shared.words_bytes:
+        noted.words_at = shared.words_at + behind
+        noted.words_bytes = shared.words_bytes
+    if shared.unique_bytes:
+        noted.unique_at = shared.unique_at + behind
+        noted.unique_bytes = shared.unique_bytes
 
 
 cdef bint _among(

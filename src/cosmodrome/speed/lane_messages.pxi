@@ -214,7 +214,7 @@ cdef struct Ask:
 
 
 cdef struct Noted:
-    # Where in the shared properties the values lie that dispatch needs; without bytes: nowhere.
+    # Where in the stored properties the values lie that dispatch needs; without bytes: nowhere.
     int32_t tags_at
     int32_t tags_bytes
     int32_t words_at
