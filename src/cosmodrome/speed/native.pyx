@@ -1405,7 +1405,6 @@ def chain(
     cdef Py_ssize_t key_count = PyBytes_GET_SIZE(keys) // INDEX_KEY_BYTES
     cdef Py_ssize_t taken = 0
     cdef Py_ssize_t fresh = 0
-    cdef Py_ssize_t before
     cdef int64_t ahead
     cdef const uint8_t *key = <const uint8_t *>PyBytes_AS_STRING(keys)
     cdef uint8_t *table
@@ -1422,9 +1421,7 @@ def chain(
         marks = <uint8_t *>PyByteArray_AS_STRING(pages)
     if key_count > limit - count:
         key_count = limit - count if limit > count else 0
-    before = PyByteArray_GET_SIZE(out)
-    PyByteArray_Resize(out, before + key_count * INDEX_ENTRY_BYTES)
-    to = <uint8_t *>PyByteArray_AS_STRING(out) + before
+    to = _grow_much(out, key_count * INDEX_ENTRY_BYTES)
     table = <uint8_t *>PyByteArray_AS_STRING(slots)
     # The table is large and its slots are met at random, so they are asked for some keys ahead.
     for ahead in range(min(CHAIN_AHEAD, key_count)):

@@ -13,6 +13,7 @@ the changed slots are kept and written.
 
 from __future__ import annotations
 
+import bisect
 import logging
 import os.path
 import sys
@@ -27,6 +28,7 @@ from cosmodrome.store.segment import FileWrite, OpenFiles, holds_nothing, write_
 
 NAME_DIGITS = 17  # yyyyMMddHHmmssSSS
 SALVAGE_MARGIN_MS = 999  # entries know their second, not their millisecond
+BLOCK_BYTES = 65_520  # of entries in memory, at most; malloc takes such a block from what was freed
 TABLE_KEYS_MIN = 1024  # keys between two batches that make a table in memory worth its size
 
 _HEADER_BYTES = INDEX_HEADER.size
@@ -54,7 +56,11 @@ class IndexFile:
         self._files = files
         self._made = False
         self._tail_at = 1  # number of the first entry in memory
-        self._tail = bytearray()
+        # Entries in memory, in blocks with the numbers of their first ones. A batch takes the
+        # blocks as they are, so it ends the last one: what comes goes to a new one.
+        self._blocks: list[bytearray] = []
+        self._block_starts: list[int] = []
+        self._block_ended = True
         self._slots: dict[int, int] = {}
         self._table: bytearray | None = None
         self._table_ends = False
@@ -69,11 +75,11 @@ class IndexFile:
 
     @property
     def dirty(self) -> bool:
-        return bool(self._tail)
+        return self.count > self._tail_at
 
     @property
     def memory_bytes(self) -> int:
-        return len(self._tail)
+        return (self.count - self._tail_at) * _ENTRY_BYTES
 
     def load(self) -> bool:
         """Read the header; False when it makes no sense."""
@@ -133,7 +139,8 @@ class IndexFile:
             seconds = 0
         else:
             seconds = min(max(0, (store_ms - self.begin_ms) // 1000), 0x7FFFFFFF)
-        self._tail += INDEX_ENTRY.pack(hashed, log_offset, seconds, previous)
+        block = self._block()
+        block += INDEX_ENTRY.pack(hashed, log_offset, seconds, previous)
         if self._table is None:
             self._slots[slot] = self.count
         else:
@@ -152,9 +159,11 @@ class IndexFile:
         self._table_ends = False
         if self.count <= 1:
             _, self.begin_offset, self.begin_ms = INDEX_KEY.unpack_from(keys)
+        block = self._block()
+        room = (BLOCK_BYTES - len(block)) // _ENTRY_BYTES
         taken, fresh = speed.chain(
-            *(table, keys, self.count, self.begin_ms, self.entries_max, self._tail),
-            self._pages,
+            *(table, keys, self.count, self.begin_ms, min(self.entries_max, self.count + room)),
+            *(block, self._pages),
         )
         self.count += taken
         self.used_slots += fresh
@@ -165,7 +174,7 @@ class IndexFile:
     def end_table(self) -> None:
         """No more keys come in bulk: give the table's memory back once it is written."""
         self._table_ends = True
-        if not self._tail:
+        if not self.dirty:
             self._table = None
 
     @property
@@ -193,8 +202,10 @@ class IndexFile:
         slots_at = _HEADER_BYTES
         entries_at = slots_at + self.slots * _SLOT_BYTES
         pieces: list[tuple[int, bytes | memoryview]] = [
-            (entries_at + self._tail_at * _ENTRY_BYTES, bytes(self._tail))
+            (entries_at + start * _ENTRY_BYTES, memoryview(block))
+            for start, block in zip(self._block_starts, self._blocks, strict=True)
         ]
+        self._block_ended = True
         slots = dict(self._slots)
         if self._table is not None:
             pieces += self._changed_pages(self._table)
@@ -203,18 +214,28 @@ class IndexFile:
             for slot, number in sorted(slots.items())
         ]
         pieces.append((0, self._header()))
-        return FileWrite(self.path, self.size, pieces), len(self._tail), slots
+        return FileWrite(self.path, self.size, pieces), self.memory_bytes, slots
 
     def written(self, tail_bytes: int, slots: dict[int, int]) -> None:
         self._made = True
         self._tail_at += tail_bytes // _ENTRY_BYTES
-        del self._tail[:tail_bytes]
+        done = bisect.bisect_left(self._block_starts, self._tail_at)
+        del self._blocks[:done], self._block_starts[:done]
+        self._block_ended |= not self._blocks
         for slot, number in slots.items():
             if self._slots.get(slot) == number:
                 del self._slots[slot]
         self._pages_under_way = bytearray(len(self._pages_under_way))
-        if self._table_ends and not self._tail:
+        if self._table_ends and not self.dirty:
             self._table = None
+
+    def _block(self) -> bytearray:
+        """The block for the next entry, with room for it."""
+        if self._block_ended or len(self._blocks[-1]) + _ENTRY_BYTES > BLOCK_BYTES:
+            self._blocks.append(bytearray())
+            self._block_starts.append(self.count)
+            self._block_ended = False
+        return self._blocks[-1]
 
     def _changed_pages(self, table: bytearray) -> Iterator[tuple[int, memoryview]]:
         """What the batch that begins has to write of the table; what failed last is in it.
@@ -269,8 +290,9 @@ class IndexFile:
 
     def _entry(self, number: int) -> tuple[int, int, int, int]:
         if number >= self._tail_at:
-            at = (number - self._tail_at) * _ENTRY_BYTES
-            hashed, log_offset, seconds, previous = INDEX_ENTRY.unpack_from(self._tail, at)
+            which = bisect.bisect_right(self._block_starts, number) - 1
+            at = (number - self._block_starts[which]) * _ENTRY_BYTES
+            hashed, log_offset, seconds, previous = INDEX_ENTRY.unpack_from(self._blocks[which], at)
         else:
             at = _HEADER_BYTES + self.slots * _SLOT_BYTES + number * _ENTRY_BYTES
             view = self._files.view(self.path)

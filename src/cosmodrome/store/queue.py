@@ -176,7 +176,9 @@ class Queue:
         while done < len(self.tail):
             position = self.tail_at + done
             base = position - position % self.file_bytes
-            data = bytes(self.tail[done : done + base + self.file_bytes - position])
+            stop = done + base + self.file_bytes - position
+            whole = not done and stop >= len(self.tail)
+            data = bytes(self.tail if whole else memoryview(self.tail)[done:stop])
             yield FileWrite(
                 segment_path(self.directory, base), self.file_bytes, [(position - base, data)]
             )

@@ -269,3 +269,52 @@ def test_pages_of_a_failed_batch_are_written_with_the_next(
     again = made(tmp_path, slots=4000, entries_max=5000)
     again.load()
     assert [find(again, f"k{number}") for number in (0, 72)] == [[1000], [1072]]
+
+
+@pytest.mark.parametrize("in_bulk", [False, True], ids=["one by one", "in bulk"])
+def test_entries_in_memory_are_found_block_by_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_bulk: bool
+) -> None:
+    monkeypatch.setattr(index_module, "BLOCK_BYTES", 3 * INDEX_ENTRY.size)
+    monkeypatch.setattr(index_module, "TABLE_KEYS_MIN", 1 if in_bulk else 1 << 30)
+    offsets: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    log_offset = 0
+
+    def put(count: int) -> None:
+        nonlocal log_offset
+        packed = b""
+        for _ in range(count):
+            log_offset += 100
+            key = "abc"[log_offset // 100 % 3]
+            offsets[key].append(log_offset)
+            packed += INDEX_KEY.pack(key_hash("T", key), log_offset, 5000)
+        index.put_many(packed)
+
+    def check() -> None:
+        assert {key: find(index, key) for key in offsets} == offsets
+
+    index = made(tmp_path, slots=7, entries_max=100)
+    put(8)
+    check()
+    batch = index.pending()
+    put(2)  # behind the batch, which has its blocks
+    check()
+    assert index.memory_bytes == 10 * INDEX_ENTRY.size
+    assert index.written(batch, [OSError(errno.EIO, "no")]) is not None
+    check()
+    batch = index.pending()
+    put(4)
+    results = write_files(RealDisk(), [item[1] for item in batch])
+    assert index.written(batch, results) is None
+    assert index.memory_bytes == 4 * INDEX_ENTRY.size
+    check()
+    put(1)
+    written(index)
+    assert index.memory_bytes == 0 and not index.pending()
+    check()
+    put(5)
+    check()
+    written(index)
+    index = made(tmp_path, slots=7, entries_max=100)
+    index.load()
+    check()
