@@ -75,18 +75,20 @@ class Routes:
 
     async def ask(self, command: Command[R], timeout_ms: int | None = None) -> R:
         """Ask the name servers in turn until one answers; Refused is an answer too."""
-        failures = []
+        failures: list[CosmodromeError] = []
         for address in list(self._name_servers):
             try:
                 answer = await self._links.call(address, command, timeout_ms)
             except (Unreachable, TimedOut) as error:
-                failures.append(str(error))
+                failures.append(error)
                 # The next one is asked first from now on, here and by everybody else.
                 if self._name_servers[0] == address:
                     self._name_servers.append(self._name_servers.pop(0))
                 continue
             return answer
-        raise Unreachable(f"no name server answers: {'; '.join(failures)}")
+        said = "; ".join(map(str, failures))
+        cause = failures[-1] if failures else None
+        raise Unreachable(f"no name server answers: {said}") from cause
 
     # --- routes --------------------------------------------------------------------------------
 

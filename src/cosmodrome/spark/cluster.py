@@ -417,11 +417,15 @@ class Cluster:
         if link is None:
             link = self._links[address] = links.take(address, self._connection)
         try:
-            return link.call_all(commands, self._connection.timeout_ms)
-        except BROKEN:
+            answers = link.call_all(commands, self._connection.timeout_ms)
+        except BROKEN as error:
             del self._links[address]
             link.close()
-            raise
+            raise links.explained(error, self._connection) from error.__cause__
+        return [
+            links.explained(answer, self._connection) if isinstance(answer, Refused) else answer
+            for answer in answers
+        ]
 
     def _routes(self, topics: Sequence[str], retries: int | None = None) -> dict[str, Route]:
         """Asked anew; the addresses in them are remembered."""

@@ -11,13 +11,15 @@ from __future__ import annotations
 import atexit
 import os
 import random
+import re
 import ssl
 import time
+from typing import overload
 
 from cosmodrome.client.options import Credentials, split_address
 from cosmodrome.client.signing import sign
 from cosmodrome.env.real import real_env
-from cosmodrome.errors import ConfigError
+from cosmodrome.errors import Code, ConfigError, CosmodromeError, Refused, Unreachable
 from cosmodrome.spark.options import Connection
 from cosmodrome.transport.plain import PlainConnection
 from cosmodrome.wire.frame import Frame
@@ -27,6 +29,11 @@ IDLE_S = 60.0  # brokers close after 120
 KEPT_MAX = 64  # connections that wait for their next use
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 3.0
+
+# Compat: 4.x and 5.x answer with codes that have other meanings too; only the words tell.
+_DENIED_CODES = (Code.SYSTEM_ERROR, Code.NO_PERMISSION)
+_DENIED = re.compile(r"AclException|signature failed|no permission to access")
+_CLOSED = re.compile(r"closed the connection|the peer closed it")
 
 _Key = tuple[str, Connection]
 
@@ -127,6 +134,66 @@ def tls_context(connection: Connection) -> ssl.SSLContext | None:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def is_denial(error: BaseException) -> bool:
+    """Whether a broker's access control said no; it will say so again."""
+    return (
+        isinstance(error, Refused)
+        and error.code in _DENIED_CODES
+        and _DENIED.search(error.remark) is not None
+    )
+
+
+@overload
+def explained(error: Refused, connection: Connection) -> Refused: ...
+
+
+@overload
+def explained(error: CosmodromeError, connection: Connection) -> CosmodromeError: ...
+
+
+def explained(error: CosmodromeError, connection: Connection) -> CosmodromeError:
+    """The same error; if a peer does not let us in, with the options that this is about."""
+    hint = _hint(error, connection)
+    if not hint:
+        return error
+    if isinstance(error, Refused):
+        said: CosmodromeError = Refused(error.code, f"{error.remark}; {hint}")
+    else:
+        said = Unreachable(f"{error}; {hint}")
+    said.__cause__ = error.__cause__
+    return said
+
+
+def _hint(error: CosmodromeError, connection: Connection) -> str:
+    if is_denial(error):
+        if connection.access_key is None:
+            return "set the options accessKey and secretKey"
+        if "permission" not in str(error):
+            return "check the options accessKey and secretKey"
+        other = " (or the option consumerGroup another group)" if "group:" in str(error) else ""
+        return (
+            f"the broker's access control must allow it to accessKey={connection.access_key}{other}"
+        )
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError | ConnectionResetError):
+        cause = cause.__cause__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"{cause.verify_message}: name who signed the certificate in the option tlsCa, or set"
+            " tlsVerify=false to trust any"
+        )
+    closed = isinstance(cause, ConnectionResetError) or _CLOSED.search(str(error)) is not None
+    alerted = isinstance(cause, ssl.SSLError) and "ALERT" in str(cause)
+    # With TLS 1.3 a server that misses a certificate says so when we think that we are in.
+    if connection.tls and connection.tls_cert is None and (closed or alerted):
+        return "if it wants to see a certificate, set the options tlsCert and tlsKey"
+    if isinstance(cause, ssl.SSLError):
+        return "if it has no TLS, leave the option tls out"
+    if closed and not connection.tls:
+        return "if it takes TLS only, set the option tls=true"
+    return ""
 
 
 class Backoff:

@@ -99,8 +99,9 @@ class _RangeReader:
                 elif refusal.code in _BUSY:
                     self._try_again(refusal)
                 else:
-                    raise Refused(
-                        refusal.code, f"{describe(self._queue)}: {refusal.remark}"
+                    words = f"{describe(self._queue)}: {refusal.remark}"
+                    raise links.explained(
+                        Refused(refusal.code, words), self._options.connection
                     ) from None
         if self._builder.rows:
             yield from self._batch()
@@ -238,7 +239,7 @@ class _RangeReader:
         link, self._link = self._link, None
         if link is not None:
             link.close()
-        if not self._backoff.failed(error):
+        if not self._backoff.failed(links.explained(error, self._options.connection)):
             raise Unreachable(
                 f"{describe(self._queue)}: reading ended at offset {self._position},"
                 f" {self._backoff.said()}"

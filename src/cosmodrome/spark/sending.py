@@ -31,6 +31,7 @@ from cosmodrome.client.send.packing import Packed, batch_hindrance
 from cosmodrome.client.values import MessageQueue, NoRoute
 from cosmodrome.errors import Code, CosmodromeError, Refused, TimedOut, Unreachable
 from cosmodrome.layout import NAME_END, PAIR_END
+from cosmodrome.spark import links
 from cosmodrome.spark.repeats import MARK, Place
 from cosmodrome.spark.write_options import WriteOptions
 from cosmodrome.wire.commands.consume import QueryMessage
@@ -159,7 +160,10 @@ class Outbox:
     # --- leaving -----------------------------------------------------------------------------
 
     async def _open(self, name: str) -> _Topic:
-        route = await self._instance.routes.for_sending(name)
+        try:
+            route = await self._instance.routes.for_sending(name)
+        except CosmodromeError as error:
+            raise links.explained(error, self._options.connection) from error.__cause__
         if not route.write_queues:
             raise NoRoute(
                 f"topic {name} has no queue that takes messages;"
@@ -268,8 +272,11 @@ class Outbox:
                     await self._request(address, target.queue, members, requests - 1)
             except (Refused, Unreachable, TimedOut) as error:
                 cost_ms = round((self._loop.time() - began) * 1000)
-                tried.append(Attempt(broker, address or "?", error, cost_ms))
-                if isinstance(error, Refused) and error.code not in RETRY_CODES:
+                said = links.explained(error, self._options.connection)
+                tried.append(Attempt(broker, address or "?", said, cost_ms))
+                if isinstance(error, Refused) and (
+                    error.code not in RETRY_CODES or links.is_denial(error)
+                ):
                     break
                 await self._refresh(members[0].topic)
                 continue

@@ -62,6 +62,7 @@ class Lookout:
         self._now = now
         self._sleep = sleep
         self._silent_until: dict[str, float] = {}  # broker -> when to ask it again
+        self._reasons: dict[str, str] = {}  # what the last failure to ask a broker said
         self._unregistered: set[str] = set()  # what was warned of
         self.addresses: dict[MessageQueue, tuple[str, ...]] = {}
 
@@ -81,6 +82,7 @@ class Lookout:
         raise Unreachable(
             f"no broker answers: {', '.join(brokers)} (asked {self._retries + 1} times);"
             " see whether they run and are registered at the name server, or raise retries"
+            + "".join(f"; {reason}" for reason in dict.fromkeys(self._reasons.values()))
         )
 
     def _look_once(self, known: frozenset[MessageQueue]) -> Sight:
@@ -117,6 +119,7 @@ class Lookout:
         try:
             bounds = self._cluster.bounds(queues)
         except (Unreachable, TimedOut, NoRoute) as error:
+            self._reasons[broker] = str(error)
             if self._is_new_silence(broker):
                 log.warning("broker %s does not answer, its queues wait: %s", broker, error)
             return {}
@@ -124,6 +127,7 @@ class Lookout:
             if error.code != Code.TOPIC_NOT_EXIST:
                 raise
             return {}  # deleted just now; the next look has routes without it
+        self._reasons.pop(broker, None)
         if self._silent_until.pop(broker, None) is not None:
             log.warning("broker %s answers again", broker)
         return bounds

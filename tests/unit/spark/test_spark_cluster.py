@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tests.plain_peer import Peer, answer
 from cosmodrome import Message
 from cosmodrome.blocking import Node, Producer, embedded
 from cosmodrome.client.values import NoRoute
-from cosmodrome.errors import Code, ConfigError, Refused, Unreachable
+from cosmodrome.errors import Code, ConfigError, CosmodromeError, Refused, TimedOut, Unreachable
 from cosmodrome.spark import links
 from cosmodrome.spark.cluster import Cluster, PartlyUnreachable
 from cosmodrome.wire.commands.consume import QueryMessage, QueryMessageReply
@@ -316,3 +317,44 @@ def test_tls_files_that_cannot_be_used_are_named() -> None:
     context = links.tls_context(connection("h:1", tls=True, tls_verify=False))
     assert context is not None and not context.check_hostname
     assert links.tls_context(connection("h:1")) is None
+
+
+def test_who_is_not_let_in_is_told_which_options_it_is_about() -> None:
+    def said(error: CosmodromeError, cause: Exception | None = None, **options: Any) -> str:
+        error.__cause__ = cause
+        explained = links.explained(error, connection("h:1", **options))
+        assert isinstance(explained, type(error)) and str(explained).startswith(str(error))
+        return str(explained).removeprefix(str(error))
+
+    keys = {"access_key": "me", "secret_key": "hidden"}
+    acl = "org.apache.rocketmq.acl.common.AclException: "
+    unsigned = Refused(Code.SYSTEM_ERROR, f"{acl}No accessKey is configured")
+    assert said(unsigned) == "; set the options accessKey and secretKey"
+    forged = Refused(Code.NO_PERMISSION, "check signature failed.")
+    assert said(forged, **keys) == "; check the options accessKey and secretKey"
+    topic = Refused(Code.SYSTEM_ERROR, f"{acl}No default permission for topic:t")
+    assert said(topic, **keys).endswith("must allow it to accessKey=me")
+    group = Refused(Code.SYSTEM_ERROR, f"{acl}No default permission for group:g")
+    assert "the option consumerGroup" in said(group, **keys)
+    for other in (
+        Refused(Code.TOPIC_NOT_EXIST, "no topic signature failed"),
+        Refused(Code.NO_PERMISSION, "the topic[t] sending message is forbidden"),
+        TimedOut("late"),
+    ):
+        assert links.explained(other, connection("h:1")) is other
+
+    closed = Unreachable("h:1 closed the connection before it answered")
+    assert said(closed) == "; if it takes TLS only, set the option tls=true"
+    assert "tls=true" in said(Unreachable("it broke"), ConnectionResetError())
+    assert "tlsCert and tlsKey" in said(closed, tls=True)
+    assert said(closed, tls=True, tls_cert="c") == ""
+    alert = ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] alert")
+    assert "tlsCert and tlsKey" in said(Unreachable("broke"), alert, tls=True)
+    spoken = ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number")
+    assert "leave the option tls out" in said(Unreachable("no TLS"), spoken, tls=True)
+    untrusted = ssl.SSLCertVerificationError(1, "unable to get issuer")
+    untrusted.verify_message = "unable to get issuer"
+    words = said(Unreachable("no TLS"), untrusted, tls=True)
+    assert (
+        words.startswith("; unable to get issuer: ") and "tlsCa" in words and "tlsVerify" in words
+    )

@@ -593,6 +593,13 @@ def test_a_refusal_that_stays_ends_at_once(node: Node, cosmo_topic: str, broken:
     assert len(broken.requests) == 1
 
 
+def test_access_control_is_not_asked_again(node: Node, cosmo_topic: str, broken: Broken) -> None:
+    broken.instead = {0: Refused(Code.SYSTEM_ERROR, "AclException: No accessKey is configured")}
+    with pytest.raises(SendFailed, match="set the options accessKey and secretKey"):
+        write(node.namesrv, BODY, numbered(3), topic=cosmo_topic)
+    assert len(broken.requests) == 1
+
+
 def test_a_failure_ends_the_task_before_more_rows_are_read(
     node: Node, cosmo_topic: str, broken: Broken
 ) -> None:
