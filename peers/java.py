@@ -127,6 +127,8 @@ class JavaCluster(Running):
     The store is `directory/store` and survives stop() and kill9(), so start() again is a restart.
     `settings` are added to broker.conf and win over what is chosen here; `artifacts` names the
     version. The broker also takes broker_port - 2 (VIP) and broker_port + 1 (replication).
+    With `tls`, a folder that has cert.pem and key.pem, both serve TLS to those who have a
+    certificate too, and the broker serves nothing else.
     """
 
     cluster_name = "DefaultCluster"
@@ -142,6 +144,7 @@ class JavaCluster(Running):
         header: str = "JSON",
         heap: Sequence[str] = _SERVER_HEAP,
         artifacts: str = "server",
+        tls: Path | None = None,
     ) -> None:
         self.directory = directory
         self.store = directory / "store"
@@ -151,6 +154,7 @@ class JavaCluster(Running):
         self.broker_address = f"127.0.0.1:{broker_port}"
         self._settings = dict(settings or {})
         self._artifacts = artifacts
+        self._tls = tls
         self.namesrv = self._process("namesrv", "namesrv.NamesrvStartup", header, heap)
         self.broker = self._process("broker", "broker.BrokerStartup", header, heap)
 
@@ -190,6 +194,17 @@ class JavaCluster(Running):
             )
         )
         (conf / "broker.conf").write_text(_properties(self._broker_settings()))
+        if self._tls is not None:
+            (conf / "tls.properties").write_text(
+                _properties(
+                    {
+                        "tls.test.mode.enable": "false",
+                        "tls.server.certPath": str(self._tls / "cert.pem"),
+                        "tls.server.keyPath": str(self._tls / "key.pem"),
+                        "tls.server.need.client.auth": "require",
+                    }
+                )
+            )
 
     def stop(self) -> None:
         """SIGTERM to both, broker first, and SIGKILL to what does not end."""
@@ -201,11 +216,15 @@ class JavaCluster(Running):
         self.namesrv.kill9()
 
     def _process(self, role: str, main: str, header: str, heap: Sequence[str]) -> Process:
+        tls = [f"-Dtls.config.file={self.directory / 'conf' / 'tls.properties'}"]
+        if role == "broker":
+            # The second: it would use TLS towards the name server too, without a certificate.
+            tls += ["-Dtls.server.mode=enforcing", "-Dtls.enable=false"]
         # user.home: both roles would otherwise leave files in the home of whoever runs this.
         return Process(
             f"java {role}",
             [
-                *java_command(*heap, *_OPEN_JDK, header=header),
+                *java_command(*heap, *_OPEN_JDK, *(tls if self._tls else ()), header=header),
                 f"-Drocketmq.home.dir={self.directory}",
                 f"-Duser.home={self.directory}",
                 "-cp",

@@ -6,36 +6,14 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
+from access_kit import ADMIN, FORGED, UNKNOWN, USER, guarded_cluster
 from client_kit import Inbox, running
 from peers.clients import JAVA, Client
 from peers.java import JavaCluster
-from peers.process import free_port
 
-from cosmodrome import Admin, ClientOptions, Consumer, Credentials, Message, Producer, SendFailed
+from cosmodrome import Admin, ClientOptions, Consumer, Message, Producer, SendFailed
 from cosmodrome.client.operate.fleet import PartlyFailed
 from cosmodrome.errors import Refused
-
-ADMIN = ClientOptions(credentials=Credentials("cosmoAdmin", "admin-secret"))
-USER = ClientOptions(credentials=Credentials("cosmoUser", "user-secret-1"))
-FORGED = ClientOptions(credentials=Credentials("cosmoUser", "a-wrong-secret"))
-UNKNOWN = ClientOptions(credentials=Credentials("nobody123", "a-wrong-secret"))
-ACCOUNTS = """accounts:
-- accessKey: cosmoAdmin
-  secretKey: admin-secret
-  whiteRemoteAddress:
-  admin: true
-- accessKey: cosmoUser
-  secretKey: user-secret-1
-  whiteRemoteAddress:
-  admin: false
-  defaultTopicPerm: DENY
-  defaultGroupPerm: DENY
-  topicPerms:
-  - Open=PUB|SUB
-  - ReadOnly=SUB
-  groupPerms:
-  - readers=SUB
-"""
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +21,7 @@ def guarded(
     ready: Callable[[Client], Client], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[JavaCluster]:
     ready(JAVA)
-    folder = tmp_path_factory.mktemp("guarded")
-    cluster = JavaCluster(folder, free_port(), free_port(-2, 1), settings={"aclEnable": "true"})
-    cluster.prepare()
-    (folder / "conf" / "plain_acl.yml").write_text(ACCOUNTS)
+    cluster = guarded_cluster(tmp_path_factory.mktemp("guarded"))
     cluster.start()
     yield cluster
     cluster.kill9()

@@ -22,6 +22,7 @@ from peers.clients import JAVA, Client, Letter, Line, run, send
 from peers.java import JavaCluster
 from peers.process import free_port
 from peers.raw import create_topic
+from spark_kit import local_spark
 from store_checker import GEOMETRY, HALF_TOPIC, SCHEDULE_TOPIC, History, Record, read_log
 from store_checker import send as send_raw
 
@@ -49,18 +50,8 @@ at_upstream = pytest.mark.parametrize("target", (JAVA_49, JAVA_53), indirect=Tru
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    from cosmodrome.spark.session import session, stop
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):
-            if name in os.environ:
-                patch.setenv(name, os.environ[name])
-            else:
-                patch.delenv(name, raising=False)
-        conf = {"spark.driver.memory": "1g", "spark.sql.streaming.pollingDelay": "20ms"}
-        made = session("oracle", master="local[2]", conf=conf, delta=False)
+    with local_spark() as made:
         yield made
-        stop(made)
 
 
 @dataclass(frozen=True, slots=True)

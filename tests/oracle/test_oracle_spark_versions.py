@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,13 @@ pytest.importorskip("pyspark")
 import pyarrow.dataset as arrow_dataset
 from peers.node import CosmoNode
 from peers.raw import create_topic
-from peers.resolve import ROOT
 from peers.spark import OLDEST, oldest_python
+from spark_kit import Setting
 
 from cosmodrome import Message
 from cosmodrome.blocking import Producer
 
 ROWS = 600
-DEADLINE_S = 400  # on a machine that is busy with others
 
 PROGRAM = textwrap.dedent(
     """
@@ -89,34 +86,6 @@ PROGRAM = textwrap.dedent(
     print(json.dumps(found))
     """
 )
-
-
-@dataclass(slots=True)
-class Setting:
-    """What the programs are run by, and in which environment."""
-
-    name: str
-    python: str
-    spark: str
-    environ: dict[str, str] = field(default_factory=dict)
-
-    def run(self, *words: str, log: Path) -> str:
-        environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **self.environ}
-        for name in ("JAVA_HOME", "SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-            environ.pop(name, None)
-        with log.open("ab") as errors:
-            done = subprocess.run(
-                [self.python, *words],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                timeout=DEADLINE_S,
-                check=False,
-            )
-        said = log.read_text(errors="replace")[-4_000:]
-        assert done.returncode == 0, f"{done.stdout.decode()}\n{said}"
-        return done.stdout.decode()
 
 
 @pytest.fixture(scope="module")
