@@ -1,7 +1,8 @@
 """Sparks beside the one of this environment: the oldest that is supported, and a real cluster.
 
 `oldest_python` is the Python of a virtual environment whose pyspark is the pinned old one and
-whose other packages are those of the environment that asks: only Spark differs.
+whose other packages are those of the environment that asks: only Spark differs. `delta_jars` fit
+it.
 
     with StandaloneSpark(tmp_path / "spark") as cluster:
         ... session(master=cluster.url, conf=cluster.conf) ...
@@ -20,7 +21,7 @@ import venv
 from pathlib import Path
 
 from peers.process import Process, Running, accepts, free_port
-from peers.resolve import BUILD, ROOT, SOURCES, make_once, run_with_tries
+from peers.resolve import BUILD, ROOT, SOURCES, make_once, require, run_with_tries
 
 OLDEST = "4.2.1"  # pinned in spark-requirements.txt
 _DOWNLOAD_TIMEOUT_S = 1800  # pyspark is 450 MB, and has to be built
@@ -55,6 +56,28 @@ def oldest_python() -> Path:
 
     make_once("spark-venv", [locked, sys.version, *others], made, make)
     return python
+
+
+def delta_jars() -> Path:
+    """A folder with the jars of Delta Lake for OLDEST, fetched as users fetch them."""
+    folder = BUILD / f"delta-jars-{OLDEST}"
+    made = folder / "made"
+
+    def make() -> None:
+        require("mvn", "java")
+        run_with_tries(
+            [
+                *(str(oldest_python()), "-m", "cosmodrome.cli", "pipeline", "jars"),
+                *("--to", str(folder)),
+            ],
+            cwd=ROOT,
+            env={"PYTHONPATH": str(ROOT / "src")},
+            timeout_s=_DOWNLOAD_TIMEOUT_S,
+        )
+        made.touch()
+
+    make_once("delta-jars", [OLDEST, ROOT / "src/cosmodrome/spark/delta.py"], made, make)
+    return folder
 
 
 class StandaloneSpark(Running):
