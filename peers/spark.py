@@ -71,7 +71,11 @@ def delta_jars() -> Path:
                 *("--to", str(folder)),
             ],
             cwd=ROOT,
-            env={"PYTHONPATH": str(ROOT / "src")},
+            env={
+                "PYTHONPATH": str(ROOT / "src"),
+                # What lies in the repository of the home is found by every session.
+                "MAVEN_OPTS": f"-Dmaven.repo.local={BUILD / 'm2'}",
+            },
             timeout_s=_DOWNLOAD_TIMEOUT_S,
         )
         made.touch()

@@ -11,7 +11,7 @@ import os
 import signal
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from peers.clients import JAVA, Client
 from peers.node import CosmoNode
 from peers.raw import create_topic
-from peers.resolve import ResolveFailed, ToolMissing
+from peers.resolve import ResolveFailed
 from peers.spark import OLDEST, delta_jars, oldest_python
 from spark_kit import DEADLINE_S, Setting
 
@@ -69,11 +70,10 @@ PROGRAM = textwrap.dedent(
 
 
 @pytest.fixture
-def setting() -> Setting:
+def setting(ready: Callable[[Client], Client]) -> Setting:
+    ready(JAVA)  # and so Maven
     try:
         jars = delta_jars()
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
     except ResolveFailed as failure:
         if "Could not transfer" in str(
             failure
