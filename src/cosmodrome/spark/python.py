@@ -1,19 +1,24 @@
-"""The Python that a local Spark runs: the one of this process, with PySpark as it is installed.
+"""The Python processes of a local Spark: which Python they run, and their end.
 
 Spark puts its own copy of PySpark, a zip file of sources, before everything else that its Python
 processes see. What comes out of a zip is compiled anew by each of them, and a first query starts
 nine: that was half of the time that they took. A small program stands before Python and
 takes the zip files from the path; what is installed is the same, compiled once.
+
+They end before Java does: workers that find their connections closed say so on the terminal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import shlex
+import signal
 import sys
 
+from cosmodrome.env.real import RealDisk
 from cosmodrome.errors import ConfigError
 from cosmodrome.spark.java import cache_dir, write_program
 
@@ -32,6 +37,8 @@ PYTHONPATH="$kept"
 export PYTHONPATH
 exec {python} "$@"
 """
+
+_DAEMON = b"pyspark.daemon"  # which ends its workers when it is asked to end
 
 log = logging.getLogger(__name__)
 
@@ -54,3 +61,13 @@ def unzipped_python(spark_home: str) -> str:
         log.info("PySpark is read from its zip file: %s", error)
         return sys.executable
     return path
+
+
+def end_daemons(java: int) -> None:
+    """Ask the Python daemons below a Java process to end; does nothing without /proc."""
+    disk = RealDisk()
+    with contextlib.suppress(OSError, ValueError):  # it ended meanwhile, and they with it
+        for task in os.listdir(f"/proc/{java}/task"):
+            for child in disk.read(f"/proc/{java}/task/{task}/children").split():
+                if _DAEMON in disk.read(f"/proc/{int(child)}/cmdline").split(b"\0"):
+                    os.kill(int(child), signal.SIGTERM)

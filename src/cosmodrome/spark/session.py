@@ -23,7 +23,7 @@ from cosmodrome.env.real import RealDisk
 from cosmodrome.errors import ConfigError
 from cosmodrome.spark import delta as delta_lake
 from cosmodrome.spark.java import cache_dir, use_java, write_program
-from cosmodrome.spark.python import unzipped_python
+from cosmodrome.spark.python import end_daemons, unzipped_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,15 +100,17 @@ def stop(spark: SparkSession) -> None:
     """End the session and its Java process, so that nothing of it outlives the call."""
     from pyspark import SparkContext
 
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
     with contextlib.suppress(Exception):  # a Java process that died needs no stopping
         spark.sparkContext.setLogLevel("OFF")  # tasks that are still running complain of it
+        if process is not None:
+            end_daemons(process.pid)
         spark.stop()
-    gateway = SparkContext._gateway
     if gateway is None:
         return
     SparkContext._gateway = None
     SparkContext._jvm = None
-    process = getattr(gateway, "proc", None)
     with contextlib.suppress(Exception):
         gateway.shutdown()
     if process is not None:

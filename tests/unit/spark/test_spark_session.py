@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ pyspark = pytest.importorskip("pyspark")
 from cosmodrome.errors import ConfigError  # noqa: E402
 from cosmodrome.spark import delta  # noqa: E402
 from cosmodrome.spark.jobs.jars import by_hand, fetch  # noqa: E402
-from cosmodrome.spark.python import unzipped_python  # noqa: E402
+from cosmodrome.spark.python import end_daemons, unzipped_python  # noqa: E402
 
 session = importlib.import_module("cosmodrome.spark.session")
 
@@ -106,6 +107,30 @@ def test_another_spark_keeps_its_own_pyspark(
     assert unzipped_python(str(tmp_path)) == sys.executable
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")  # nothing can be made there
     assert unzipped_python(session._spark_home()) == sys.executable
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs /proc of Linux")
+def test_daemons_of_a_java_process_end_and_nothing_else() -> None:
+    code = (
+        "import subprocess, sys\n"
+        "wait = [sys.executable, '-c', 'import sys; sys.stdin.read()', *sys.argv[1:2]]\n"
+        "made = [subprocess.Popen([*wait, name], stdin=subprocess.PIPE)"
+        " for name in ('pyspark.daemon', 'pyspark.daemons')]\n"
+        "print(made[0].pid, flush=True)\n"
+        "print(made[0].wait(), made[1].poll(), flush=True)\n"
+    )
+    java = subprocess.Popen(
+        [sys.executable, "-c", code, "-m"], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+    assert java.stdout is not None and java.stdin is not None
+    with java:
+        child = int(java.stdout.readline())
+        cmdline = Path(f"/proc/{child}/cmdline")
+        while b"pyspark.daemon" not in cmdline.read_bytes():  # forked, not yet the program
+            pass
+        end_daemons(java.pid)
+        assert java.stdout.readline().split() == [str(-signal.SIGTERM), "None"]
+    end_daemons(java.pid)  # it is gone
 
 
 def test_a_packed_environment_is_for_clusters(
