@@ -37,7 +37,7 @@ from cosmodrome.env.real import real_env
 from cosmodrome.layout import QUEUE_ENTRY, SERIALIZE_BINARY, SERIALIZE_JSON
 from cosmodrome.sim.env import SimClock
 from cosmodrome.sim.loop import JumpLoop
-from cosmodrome.speed import columnar, lanes
+from cosmodrome.speed import columnar, deferrals, lanes
 from cosmodrome.wire.bodies import TopicConfig
 from cosmodrome.wire.message import pack_host
 
@@ -163,6 +163,27 @@ def _select() -> Iterator[Work]:
     words = (entries, 0, view, 0, 0, len(data), -1, 0, None, 0, 0, limits)
     assert speed.select(*words)[2] == 32
     yield _repeat(lambda: speed.select(*words))
+
+
+def _deliver() -> Iterator[Work]:
+    """Delayed messages of one topic with four queues, under their real names."""
+    waiting, host = bytearray(), pack_host("10.1.2.3", 10_911)
+    for number in range(64):
+        properties = (
+            f"DELAY\0012\2UNIQ_KEY\1{number:032X}\2REAL_TOPIC\1Plain\2REAL_QID\1{number % 4}"
+        )
+        speed.encode_record(
+            *(waiting, 0, number, 0, speed.SCHEDULE_TOPIC.encode(), 1, 0, 0, 0, host, host, 0, 0),
+            *(bytes(128), properties.encode()),
+        )
+    data, places = bytes(waiting), {number: speed.Place("Plain", number, 0) for number in range(4)}
+
+    def once() -> None:
+        many = deferrals.Deferred(data, 1 << 20, 1 << 20)
+        many.encode(bytearray(), 0, 1 << 20, 0, lambda topic, queue: places[queue], [])
+        assert many.staged == 64
+
+    yield _repeat(once)
 
 
 def _decode(binary: bool) -> Iterator[Work]:
@@ -313,6 +334,7 @@ OPERATIONS: dict[str, Callable[[], Iterator[Work]]] = {
     "lane: a batch of 32 × 128 B": lambda: _lane(sends(1, batch=32), 1),
     "gather 64 records of 128 B": _gather,
     "select 32 records of 1 KiB": _select,
+    "deliver 64 delayed records of 128 B": _deliver,
     "decode a send's header, JSON": lambda: _decode(False),
     "decode a send's header, binary": lambda: _decode(True),
     "columns of 256 records of 1 KiB": lambda: _columns(1024, ALL_COLUMNS),
