@@ -8,6 +8,7 @@ such moment.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import sys
@@ -53,11 +54,13 @@ async def run_until_cut(mount: Path, mode: str, seconds: float) -> tuple[Acknowl
             await asyncio.sleep(seconds)
             cut_at = time.monotonic()
             cut_power(mount)
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it may have ended of the cut
+                process.kill()
             said += await collecting
     finally:
         if process.returncode is None:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
         await process.wait()
     heard: Acknowledged = {}
     for line in said.split(b"\n")[:-1]:
