@@ -217,13 +217,17 @@ class Upkeep:
         self._conclude()
 
     def _conclude(self) -> None:
-        self.trouble = self._backlog
+        before, self.trouble = self.trouble, self._backlog
         if self._backlog is None and self._disk_full:
             percent_max = self._options.disk_space_warning_level_ratio
             self.trouble = (
                 f"the disk of {self._directories[0]} is {self.disk_ratio:.1%} used, sends stop"
                 f" at {percent_max}%; free space or raise diskSpaceWarningLevelRatio"
             )
+        if before is None and self.trouble is not None:
+            _log.error("sends_refused reason=%s", self.trouble)
+        elif before is not None and self.trouble is None:
+            _log.warning("sends_taken_again")
 
     def _fullest(self) -> float:
         return max(self._env.disk.usage(path).ratio for path in self._directories)

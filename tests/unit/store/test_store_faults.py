@@ -312,14 +312,19 @@ async def test_too_much_derived_data_in_memory_refuses_sends(
     await store.stop()
 
 
-async def test_space_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_space_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("cosmodrome.store.upkeep.DISK_CHECK_SECONDS", 0.01)
     faults = Faults(used_ratio=0.95)
     options = small(tmp_path, disk_space_warning_level_ratio=90, flush_interval_consume_queue=10)
     store = Store(options, faulty_env(faults))
     await store.start()
     assert store.why_unwritable is not None
+    await asyncio.sleep(0.05)  # some more looks, which have nothing new to say
     faults.used_ratio = 0.5
     await eventually(lambda: store.why_unwritable is None)
     assert await put(store, draft(b"x")) == [0]
     await store.stop()
+    said = [text for text in caplog.messages if text.startswith("sends_")]
+    assert len(said) == 2 and "95.0% used" in said[0] and said[1] == "sends_taken_again"
