@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q --retries 
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check demo sim faults oracle bench bench-java bench-gate golden docs lock clean
+.PHONY: help run test check demo sim sim-pair fuzz asan faults soak oracle oracle-replication bench bench-java bench-gate bench-abuse sbom audit dist golden docs lock clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,13 @@ demo: $(VENV)/.dev ## orders stream in, an archive follows, SQL over both: about
 sim: $(VENV)/.dev ## replay one simulated life of the store: make sim SEED=42
 	$(BIN)/python -m pytest tests/sim -q --sim-seed=$(SEED)
 
+sim-pair: $(VENV)/.dev ## replay one simulated life of a master and its slave: make sim-pair SEED=42
+	$(BIN)/python -m pytest tests/sim/test_sim_pair.py -q --pair-seed=$(SEED)
+
+fuzz: $(VENV)/.dev ## every parser, a store and both lanes; TARGET=header SEED=42 repeats, INPUT=file tries one input
+	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),10) $(BIN)/python -m tests.fuzz $(if $(TARGET),--target $(TARGET)) \
+	  $(if $(SEED),--seed $(SEED)) $(if $(INPUT),--input $(INPUT)) $(ARGS)
+
 faults: $(VENV)/.dev ## the long form: 50 kills per mode, 20 power cuts, damaged files (as root)
 	CRASH_CYCLES=50 POWER_CUTS=20 $(BIN)/python -m pytest tests/crash tests/faults tests/sim -q \
 	  -o timeout=1200 $(ARGS)
@@ -37,14 +44,36 @@ faults: $(VENV)/.dev ## the long form: 50 kills per mode, 20 power cuts, damaged
 oracle: $(VENV)/.dev ## unmodified Java, Go, C++ and Node clients against this node
 	$(BIN)/python -m pytest tests/oracle -n 2 --dist loadfile -q $(ARGS)
 
+oracle-replication: $(VENV)/.dev ## the long form: a pair with upstream's, a kill every 30 s, 20 minutes
+	REPLICATION_SECONDS=$(or $(REPLICATION_SECONDS),600) REPLICATION_KILL_S=30 $(BIN)/python -m pytest \
+	  tests/oracle/test_oracle_replication_kills.py -q -s $(ARGS)
+
+bench-abuse: $(VENV)/.dev ## what a paced neighbour feels beside each abuse, about 4 minutes; ARGS="--only slow-http"
+	$(BIN)/python -m bench.abuse $(ARGS)
+
+asan: $(VENV)/.dev ## twins, property tests and fuzz on compiled parts that notice every bad access
+	$(BIN)/python -m tools.asan $(ARGS)
+
+soak: $(VENV)/.dev ## everything at once for an hour (SOAK_SECONDS): memory, files, threads, errors, the store
+	SOAK_SECONDS=$(or $(SOAK_SECONDS),3600) $(BIN)/python -m bench.soak $(ARGS)
+
 bench: $(VENV)/.dev ## a few minutes: sends and pulls, the Java broker beside them
 	$(BIN)/python -m bench.run $(ARGS)
 
-bench-java: $(VENV)/.dev ## every row and its bar beside the Java broker, about 21 minutes
+bench-java: $(VENV)/.dev ## every row and its bar beside the Java broker, about 30 minutes
 	$(BIN)/python -m bench.java $(ARGS)
 
 bench-gate: $(VENV)/.dev ## instructions per operation against bench/instructions.json
 	$(BIN)/python -m bench.instructions $(ARGS)
+
+dist: $(VENV)/.dev ## an sdist and a wheel in dist/, each tried in an empty environment
+	$(BIN)/python -m tools.dist
+
+sbom: $(VENV)/.dev ## what the package is made of, with licences, in dist/sbom.json
+	$(BIN)/python -m tools.sbom
+
+audit: $(VENV)/.dev ## known vulnerabilities of the pinned dependencies; needs a network
+	$(BIN)/python -m tools.audit
 
 golden: $(VENV)/.dev ## record the fixtures of tests/golden from the real Java system again
 	$(BIN)/python -m tools.golden $(ARGS)
@@ -53,7 +82,7 @@ docs: $(VENV)/.dev ## write the generated documents again
 	$(BIN)/python -m cosmodrome.wire.document > docs/protocol.md
 	$(BIN)/python -m cosmodrome.env.document > docs/settings.md
 	$(BIN)/python -m tools.metric_docs
-	$(BIN)/python -m cosmodrome.cli.mqadmin_document > docs/mqadmin.md
+	$(BIN)/python -m cosmodrome.cli.mqadmin.document > docs/mqadmin.md
 
 lock: ## resolve the dependencies again and pin them by hash
 	$(PYTHON) -m venv build/lock && build/lock/bin/python -m pip install -q pip-tools
@@ -64,10 +93,10 @@ lock: ## resolve the dependencies again and pin them by hash
 
 clean: ## remove what the targets made, except the virtual environment
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
-	rm -f src/cosmodrome/speed/*.c src/cosmodrome/speed/*.so
+	find src/cosmodrome/speed -name '*.so' -delete
 
 # The compiled core is optional: without a compiler the same package runs on its pure twin.
-$(VENV)/.run: requirements.lock pyproject.toml setup.py $(wildcard src/cosmodrome/speed/*.p[yx][xdi]) | $(VENV)/bin/python
+$(VENV)/.run: requirements.lock pyproject.toml setup.py $(shell find src/cosmodrome/speed -name '*.p[yx][xdi]') | $(VENV)/bin/python
 	$(PIP) --require-hashes -r requirements.lock
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@

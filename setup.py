@@ -1,5 +1,7 @@
 """Builds the compiled parts of `cosmodrome.speed`; without Cython or a compiler pure runs."""
 
+from pathlib import Path
+
 from setuptools import Extension, setup
 
 try:
@@ -9,11 +11,11 @@ except ImportError:
 else:
     sources = [
         Extension(
-            f"cosmodrome.speed.{name}",
-            [f"src/cosmodrome/speed/{name}.pyx"],
+            ".".join(path.relative_to("src").with_suffix("").parts),
+            [str(path)],
             extra_compile_args=["-O3"],
         )
-        for name in ("native", "lane", "pulls", "client", "arrow", "syncer", "deferred")
+        for path in sorted(Path("src/cosmodrome/speed").rglob("*.pyx"))
     ]
     extensions = cythonize(sources, build_dir="build")
     for extension in extensions:

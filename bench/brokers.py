@@ -39,9 +39,9 @@ def pinned(core: str) -> list[str]:
     return ["taskset", "-c", core] if (os.cpu_count() or 1) > 1 and shutil.which("taskset") else []
 
 
-def pin(pid: int) -> None:
+def pin(pid: int, core: str = SERVER_CORE) -> None:
     if (os.cpu_count() or 1) > 1 and shutil.which("taskset"):
-        subprocess.run(["taskset", "-acp", SERVER_CORE, str(pid)], check=True, capture_output=True)
+        subprocess.run(["taskset", "-acp", core, str(pid)], check=True, capture_output=True)
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Brokers:
     """Servers by kind (see `get`) and flush mode; all end with the context."""
 
     def __init__(self, scratch: Path, stack: contextlib.ExitStack) -> None:
-        self._scratch = scratch
+        self.scratch = scratch
         self._stack = stack
         self._running: dict[tuple[str, str], Target] = {}
 
@@ -106,7 +106,7 @@ class Brokers:
                 "floor": self._start_floor,
                 "bare": self._start_bare,
             }
-            directory = self._scratch / f"{kind}-{flush}"
+            directory = self.scratch / f"{kind}-{flush}"
             target = start[kind](directory, flush)
             pin(target.pid)
             target.halt()
@@ -115,7 +115,7 @@ class Brokers:
 
     def start_seconds(self) -> float:
         """How long one more `cosmo up` takes until it is ready; it is ended again."""
-        directory = self._scratch / f"start-{time.monotonic_ns()}"
+        directory = self.scratch / f"start-{time.monotonic_ns()}"
         node = CosmoNode(directory)
         began = time.monotonic()
         node.start()
@@ -126,7 +126,7 @@ class Brokers:
     @contextlib.contextmanager
     def workers(self, count: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Ports and process ids of one `cosmo up --workers`, on whatever cores there are."""
-        directory = self._scratch / f"workers-{count}-{time.monotonic_ns()}"
+        directory = self.scratch / f"workers-{count}-{time.monotonic_ns()}"
         options = ["--workers", str(count), "--set", f"flushDiskType={ASYNC}"]
         port = free_port(-2, 1, *(10 * number for number in range(1, count)))
         with CosmoNode(directory, broker_port=port, options=options) as node:

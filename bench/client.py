@@ -31,8 +31,8 @@ from peers.process import free_port
 from peers.resolve import BUILD, make_once, run_with_tries
 
 from bench.brokers import CLIENT_CORE, JAVA_HEAP, RESULTS, ROOT, pin, pinned
-from cosmodrome.cli import bench as cosmo
-from cosmodrome.cli.running import run
+from cosmodrome.cli.diagnose import bench as cosmo
+from cosmodrome.cli.support.running import run
 from cosmodrome.client.receive.consumer import Consumer
 from cosmodrome.client.send.producer import Producer
 from cosmodrome.client.values import Message, ReceivedMessage

@@ -10,7 +10,8 @@ import random
 import time
 from typing import Any
 
-from cosmodrome.speed import arrow_pure
+from cosmodrome import layout
+from cosmodrome.speed.arrow import pure as arrow_pure
 from cosmodrome.wire.message import format_properties, pack_host
 from cosmodrome.wire.record import Record, encode_record
 
@@ -33,9 +34,23 @@ def records(count: int, body_bytes: int) -> bytes:
         }
         out += encode_record(
             Record(
-                *(0, 0, 0, number % 8, 0, number, len(out), 0, 1_700_000_000_000 + number, born),
-                *(1_700_000_000_001 + number, store, 0, 0, chance.randbytes(body_bytes)),
-                *("Orders", format_properties(pairs)),
+                size=0,
+                magic=0,
+                body_crc=0,
+                queue_id=number % 8,
+                flag=0,
+                queue_offset=number,
+                log_offset=len(out),
+                sys_flag=0,
+                born_ms=1_700_000_000_000 + number,
+                born_host=born,
+                store_ms=1_700_000_000_001 + number,
+                store_host=store,
+                reconsume_times=0,
+                prepared_offset=0,
+                body=chance.randbytes(body_bytes),
+                topic="Orders",
+                properties=format_properties(pairs),
             )
         )
     return bytes(out)
@@ -51,7 +66,7 @@ def rate(
         begin, at = time.perf_counter(), 0
         while at < len(data):
             at, stop = builder.add(data, at, len(data))
-            assert stop in (arrow_pure.STOP_FULL, arrow_pure.STOP_END), builder.fault
+            assert stop in (layout.STOP_FULL, layout.STOP_END), builder.fault
             builder.take()
         best = max(best, len(data) / (time.perf_counter() - begin) / 1e6)
     return best
@@ -64,7 +79,7 @@ def main() -> None:
     chosen = parser.parse_args()
     twins: dict[str, Any] = {"pure": arrow_pure}
     try:
-        from cosmodrome.speed import arrow
+        from cosmodrome.speed.arrow import native as arrow
     except ImportError:
         print("the compiled twin is not built")
     else:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any, cast
 
 from bench.loadgen import new_loop
-from cosmodrome.broker.lane_replies import HOLES, templates
+from cosmodrome.broker.lane.replies import HOLES, templates
 from cosmodrome.env.options import SocketOptions
-from cosmodrome.speed import Place
-from cosmodrome.speed import lane as core
+from cosmodrome.speed import QueueEnd
+from cosmodrome.speed.lane import native as core
 from cosmodrome.transport.connection import SocketConnection
 from cosmodrome.transport.router import Router
 from cosmodrome.transport.server import Server
@@ -41,22 +42,23 @@ class Floor:
             trace_on=True,
         )
         self._replies = templates(reply, HOLES[:3])
-        self._places: dict[tuple[str, int], Place] = {}
+        self._places: dict[tuple[str, int], QueueEnd] = {}
         self._host = HOST.hex().upper().encode()
 
     def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
         intake = self._intake
         at, _, _ = intake.gather(connection, view, at, connection.room, HOST, HOST)
         while intake.left:
-            intake.encode(bytearray(), 0, ROOM, 0, self._place, [])
+            intake.encode(bytearray(), 0, ROOM, 0, cast(Any, self._place), [])
         for _end, _wait, ticket in intake.tickets()[1]:
-            for _, _, replies in ticket.replies(*self._replies, self._host):
+            json_reply, binary_reply = self._replies
+            for _, _, replies in ticket.replies(json_reply, binary_reply, self._host):
                 connection.put(replies)
         intake.clear()
         return at
 
-    def _place(self, topic: str, queue_id: int) -> Place:
-        return self._places.setdefault((topic, queue_id), Place(topic, queue_id, 0))
+    def _place(self, topic: str, queue_id: int) -> QueueEnd:
+        return self._places.setdefault((topic, queue_id), QueueEnd(topic, queue_id, 0))
 
     def _plan(self, name: bytes) -> core.Plan:
         return core.Plan(name.decode(), QUEUES, 0)

@@ -47,7 +47,7 @@ def chosen(text: str) -> list[str]:
 def options_of(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="This broker and the Java broker, side by side.",
-        epilog="A full run with the defaults takes about 21 minutes.",
+        epilog="A full run with the defaults takes about 30 minutes.",
     )
     parser.add_argument("--rows", type=chosen, default=list(GROUPS), help=",".join(GROUPS))
     parser.add_argument("--repetitions", type=int, default=3, help="interleaved (3)")
@@ -75,7 +75,7 @@ def main(words: Sequence[str] | None = None, *, page: Path | None = RESULTS) -> 
         brokers = Brokers(scratch, stack)
         ballast = Ballast(scratch) if options.memory == "full" else None
         bench = Bench(
-            *(brokers, generator, options.seconds, options.repetitions, options.warm), ballast
+            brokers, generator, options.seconds, options.repetitions, options.warm, ballast
         )
         for name in options.rows:
             title, measure = GROUPS[name]

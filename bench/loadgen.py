@@ -19,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -226,7 +227,7 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
         pacing = await paced.start(options, load)
     for number in range(0 if pacing else options.conns):
         _, protocol = await loop.create_connection(
-            lambda number=number: Connection(options, load, number), host, int(port)
+            partial(Connection, options, load, number), host, int(port)
         )
         connections.append(protocol)
     await asyncio.sleep(options.warmup)

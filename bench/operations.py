@@ -37,7 +37,7 @@ from cosmodrome.env.real import real_env
 from cosmodrome.layout import QUEUE_ENTRY, SERIALIZE_BINARY, SERIALIZE_JSON
 from cosmodrome.sim.env import SimClock
 from cosmodrome.sim.loop import JumpLoop
-from cosmodrome.speed import columnar, deferrals, lanes
+from cosmodrome.speed import arrow, due, lane
 from cosmodrome.wire.bodies import TopicConfig
 from cosmodrome.wire.message import pack_host
 
@@ -121,19 +121,19 @@ def pull(offset: int = 0, *, hold: bool = False) -> bytes:
 
 
 def _lane(data: bytes, requests: int) -> Iterator[Work]:
-    plan = lanes.Plan("Plain", 4, 0)
-    intake = lanes.Intake(lambda name: plan, "DefaultCluster", 4 << 20, 16 << 20)
+    plan = lane.Plan("Plain", 4, 0)
+    intake = lane.Intake(lambda name: plan, "DefaultCluster", 4 << 20, 16 << 20)
     # As replies look: three numbers are filled in, and the opaque in JSON.
     text = (b'{"extFields":{"msgId":"', b'","queueId":"', b'","queueOffset":"', b'"},"opaque":')
-    json_reply = lanes.Template([*text, b',"code":0}'], False, 0, 0)
-    binary_reply = lanes.Template(
+    json_reply = lane.Template([*text, b',"code":0}'], False, 0, 0)
+    binary_reply = lane.Template(
         [bytes(21) + bytes(4), b"queueId", b"queueOffset", b""], True, 21, 0
     )
-    view, log = memoryview(data), bytearray()
-    places: dict[tuple[str, int], speed.Place] = {}
+    view, log, counts = memoryview(data), bytearray(), lane.PutCounts()
+    places: dict[tuple[str, int], speed.QueueEnd] = {}
 
-    def place(*queue: Any) -> speed.Place:
-        return places.setdefault(queue, speed.Place(*queue, 0))
+    def place(topic: str, queue_id: int) -> speed.QueueEnd:
+        return places.setdefault((topic, queue_id), speed.QueueEnd(topic, queue_id, 0))
 
     def once() -> None:
         at, _, count = intake.gather(None, view, 0, 1024, HOST, HOST)
@@ -142,7 +142,7 @@ def _lane(data: bytes, requests: int) -> Iterator[Work]:
         intake.encode(log, 1 << 40, 1 << 30, NOW_MS, place, [])
         for _, _, ticket in intake.tickets()[1]:
             assert len(ticket) == requests
-            ticket.count_in([])
+            ticket.count_in(counts)
             ticket.replies(json_reply, binary_reply, b"0A010203000023F7")
         intake.clear()
 
@@ -173,13 +173,29 @@ def _deliver() -> Iterator[Work]:
             f"DELAY\0012\2UNIQ_KEY\1{number:032X}\2REAL_TOPIC\1Plain\2REAL_QID\1{number % 4}"
         )
         speed.encode_record(
-            *(waiting, 0, number, 0, speed.SCHEDULE_TOPIC.encode(), 1, 0, 0, 0, host, host, 0, 0),
-            *(bytes(128), properties.encode()),
+            waiting,
+            0,
+            number,
+            0,
+            speed.SCHEDULE_TOPIC.encode(),
+            1,
+            0,
+            0,
+            0,
+            host,
+            host,
+            0,
+            0,
+            bytes(128),
+            properties.encode(),
         )
-    data, places = bytes(waiting), {number: speed.Place("Plain", number, 0) for number in range(4)}
+    data, places = (
+        bytes(waiting),
+        {number: speed.QueueEnd("Plain", number, 0) for number in range(4)},
+    )
 
     def once() -> None:
-        many = deferrals.Deferred(data, 1 << 20, 1 << 20)
+        many = due.DueMessages(data, 1 << 20, 1 << 20)
         many.encode(bytearray(), 0, 1 << 20, 0, lambda topic, queue: places[queue], [])
         assert many.staged == 64
 
@@ -196,7 +212,7 @@ def _columns(body_bytes: int, columns: tuple[str, ...]) -> Iterator[Work]:
     data = records(256, body_bytes)
 
     def once() -> None:
-        builder = columnar.ColumnBuilder(columns, broker="broker-a", check_crc=True)
+        builder = arrow.ColumnBuilder(columns, broker="broker-a", check_crc=True)
         at, _ = builder.add(data, 0, len(data))
         assert at == len(data)
         builder.take()
@@ -288,7 +304,7 @@ def _broker(data: bytes, first: bytes = b"", *, held: bool = False) -> Iterator[
 
         async def begin() -> tuple[Any, Any]:
             await broker.start()
-            topics = broker._state[0]
+            topics = broker._rooms.members.topics
             for name in ("Plain", *(f"Plain{number}" for number in range(TOPICS))):
                 topics.put(TopicConfig(topic_name=name, read_queue_nums=4, write_queue_nums=4))
             connection = broker._server._connection()
@@ -325,7 +341,7 @@ def _broker(data: bytes, first: bytes = b"", *, held: bool = False) -> Iterator[
 
 # --- the table -------------------------------------------------------------------------------
 
-ALL_COLUMNS = tuple(columnar.KINDS)
+ALL_COLUMNS = tuple(arrow.KINDS)
 NO_BODY = tuple(name for name in ALL_COLUMNS if name != "body")
 
 OPERATIONS: dict[str, Callable[[], Iterator[Work]]] = {

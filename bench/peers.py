@@ -286,7 +286,10 @@ def rounds(peers: Sequence[Peer], options: argparse.Namespace) -> list[Measured]
                 )
     return [
         Measured(
-            *(peers[at].name, peers[at].durability, window, samples),
+            peers[at].name,
+            peers[at].durability,
+            window,
+            samples,
             memory_mb(peers[at].target.pid),
         )
         for (at, window), samples in found.items()

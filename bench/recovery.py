@@ -57,7 +57,7 @@ async def fill(root: str, size: int) -> int:
             )
             for number in range(count, count + BATCH)
         ]
-        await store.settle(store.append_batch(drafts)[-1].end)
+        await store.durable(store.append_batch(drafts)[-1].end)
         count += BATCH
     await store.stop()
     return count

@@ -16,6 +16,7 @@ import asyncio
 import json
 import sys
 import time
+from functools import partial
 from typing import cast
 
 from bench.loadgen import cpu_seconds, new_loop, send_frame
@@ -118,7 +119,7 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
     for number in range(options.conns):
         slot = number * load.frames // options.conns
         transport, _ = await loop.create_connection(
-            lambda slot=slot: Sender(load, options.window, slot), host, int(port)
+            partial(Sender, load, options.window, slot), host, int(port)
         )
         transports.append(transport)
     await asyncio.sleep(options.warmup)

@@ -17,6 +17,7 @@ from bench.ballast import Ballast
 from bench.brokers import ASYNC, SYNC, Brokers, Target
 from bench.load import Generator
 from bench.loadgen import cpu_seconds
+from bench.replication import replication
 from bench.verdict import Row, Sample, errors, figure, median, values
 
 Load = Mapping[str, object]
@@ -295,7 +296,7 @@ def topics(bench: Bench) -> list[Row]:
     targets = bench.pair()
     loads: dict[tuple[int, int], Load] = {}
     for count, queues in TOPICS:
-        load = {"topic": f"T{count}q{queues}n", "topics": count, "queues": queues}
+        load: Load = {"topic": f"T{count}q{queues}n", "topics": count, "queues": queues}
         loads[count, queues] = load
         for target in targets:
             names = [f"{load['topic']}{number:04d}" for number in range(count)]
@@ -328,7 +329,10 @@ def topics(bench: Bench) -> list[Row]:
         note += ", msg/s " + _both([median(values(of, "tps")) for of in (ours, java)])
         rows.append(
             Row(
-                *(said, "% of one topic", keeps["ours"], keeps["java"]),
+                said,
+                "% of one topic",
+                keeps["ours"],
+                keeps["java"],
                 limit=None if places == TOPICS[0] else (1 - LOSS_MAX) * 100,
                 more=True,
                 errors=errors(ours, java),
@@ -358,7 +362,12 @@ def delays(bench: Bench) -> list[Row]:
     name = "delayed messages delivered"
     return [
         _row(
-            *(name, "msg/s", "tps", ours, java, True),
+            name,
+            "msg/s",
+            "tps",
+            ours,
+            java,
+            True,
             limit=DELIVERIES_MIN,
             errors=wrong,
             note=note,
@@ -444,4 +453,5 @@ GROUPS: dict[str, tuple[str, Callable[[Bench], list[Row]]]] = {
     "topics": ("Many topics and queues", topics),
     "delays": ("Delayed deliveries", delays),
     "workers": ("Two workers", workers),
+    "replication": ("A master and its slave", replication),
 }

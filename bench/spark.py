@@ -381,7 +381,7 @@ def decode_speed() -> float | None:
         from bench import columnar
     except ImportError:
         return None
-    from cosmodrome.speed import columnar as chosen
+    from cosmodrome.speed import arrow as chosen
 
     data = columnar.records(40_000, SIZE)
     return columnar.rate(chosen, data, tuple(chosen.KINDS), True, 3.0)

@@ -25,8 +25,8 @@ from pyspark.sql import functions as F
 from bench.run import RESULTS, ROOT
 from bench.spark import QUEUES, cpu_of_tree
 from cosmodrome.spark.jobs.archive import archive
-from cosmodrome.spark.session import session, stop
-from cosmodrome.spark.table import table
+from cosmodrome.spark.lake.table import table
+from cosmodrome.spark.runtime.session import session, stop
 
 TOPIC, BODIES_HELD, LATER = "BenchLarge", 64 << 10, 10_000
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cosmodrome import Admin, Message, Producer
-from cosmodrome.cli.running import run
+from cosmodrome.cli.support.running import run
 from cosmodrome.client.values import SendResult
 from cosmodrome.wire.bodies import MessageQueue
 

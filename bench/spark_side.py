@@ -20,8 +20,8 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cosmodrome.spark.python import unzipped_python
-from cosmodrome.spark.session import ARROW_UNCHECKED, WITHOUT_DICTIONARY, parquet_settings
+from cosmodrome.spark.runtime.python import unzipped_python
+from cosmodrome.spark.runtime.session import ARROW_UNCHECKED, WITHOUT_DICTIONARY, parquet_settings
 
 Ask = dict[str, Any]
 Answer = dict[str, Any]
@@ -37,7 +37,7 @@ KAFKA_WITHOUT_DICTIONARY = ("offset", "headers.list.element.value")
 
 def session(jars: str, folder: str) -> SparkSession:
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    # As `cosmodrome.spark.session` has it, for both sides.
+    # As `cosmodrome.spark.runtime.session` has it, for both sides.
     python = unzipped_python(_find_spark_home())
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     settings = {
@@ -46,7 +46,7 @@ def session(jars: str, folder: str) -> SparkSession:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "2g",
         "spark.ui.enabled": "false",
-        # As `cosmodrome.spark.session` has them; the collector serves both sides.
+        # As `cosmodrome.spark.runtime.session` has them; the collector serves both sides.
         "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC {ARROW_UNCHECKED}",
         "spark.python.unix.domain.socket.enabled": "true",
         **parquet_settings((*WITHOUT_DICTIONARY, *KAFKA_WITHOUT_DICTIONARY)),

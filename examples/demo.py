@@ -1,7 +1,7 @@
-"""`make demo`: orders stream in, an archive follows them, and SQL looks at both as one table.
+"""`make demo`: orders stream in, an archive follows them, and SQL queries both as one table.
 
-Everything is real and on this machine: a name server and a broker, a producer, local Spark. It
-takes about a minute and leaves nothing behind; `--keep DIR` keeps the archive there.
+Everything is real and runs on this machine: a name server and a broker, a producer, local Spark.
+The demo takes about a minute and leaves nothing behind. `--keep DIR` keeps the archive in DIR.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from cosmodrome import Message, blocking
 from cosmodrome.spark.jobs.archive import Status, archive
 from cosmodrome.spark.jobs.output import table_lines
-from cosmodrome.spark.session import quiet_spark, session, stop
-from cosmodrome.spark.table import create_view
+from cosmodrome.spark.lake.table import create_view
+from cosmodrome.spark.runtime.session import quiet_spark, session, stop
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,7 @@ def say(text: str) -> None:
 
 
 class Shop:
-    """Sends orders numbered from 1; each says what, how many and for how much."""
+    """Sends orders numbered from 1, each with an item, a number of pieces and an amount."""
 
     def __init__(self, producer: blocking.Producer) -> None:
         self._producer = producer
@@ -83,8 +83,8 @@ def lake(keep: str | None) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", metavar="DIR", help="keep the archive in DIR")
-    path_given = parser.parse_args().keep
-    with blocking.embedded() as node, lake(path_given) as path:
+    keep = parser.parse_args().keep
+    with blocking.embedded() as node, lake(keep) as path:
         say(f"a node is up: name server {node.namesrv}")
         with (
             blocking.Admin(node.namesrv) as admin,
@@ -108,19 +108,19 @@ def show(spark: SparkSession, shop: Shop, namesrv: str, path: str) -> None:
     moment = datetime.datetime.now(datetime.UTC)
     time.sleep(0.01)
     shop.send(LIVE)
-    say(f"{LIVE:,} more orders came; the archive does not have them")
+    say(f"{LIVE:,} more orders came in; the archive does not have them yet")
 
     create_view(spark, TOPIC, archive=path, namesrv=namesrv)
     by_tag = "SELECT tags, count(*) AS orders, sum(value.amount) AS amount FROM orders"
     ask(spark, "archive and live as one table", f"{by_tag} GROUP BY tags ORDER BY tags")
     ask(
         spark,
-        f"the same as of {moment:%H:%M:%S}, before the last ones came",
+        f"the same as of {moment:%H:%M:%S}, before the last orders came in",
         f"{by_tag} WHERE store_time < timestamp'{moment.isoformat()}' GROUP BY tags ORDER BY tags",
     )
     rows, ids, first, last = ask(
         spark,
-        "is every order there once?",
+        "is every order there exactly once?",
         "SELECT count(*) AS orders, count(DISTINCT value.order) AS numbers,"
         f" min(value.order) AS first, max(value.order) AS last FROM {TOPIC}",
     )[0]
@@ -130,7 +130,7 @@ def show(spark: SparkSession, shop: Shop, namesrv: str, path: str) -> None:
 
 
 def follow(spark: SparkSession, shop: Shop, namesrv: str, path: str) -> None:
-    """Archive while orders stream in, until the shop is closed and all of them are kept."""
+    """Archive while orders stream in, until the shop is closed and all orders are archived."""
     seen: list[Status] = []
 
     def watch(status: Status) -> None:
@@ -152,7 +152,7 @@ def follow(spark: SparkSession, shop: Shop, namesrv: str, path: str) -> None:
         stop=lambda: shop.closed and bool(seen) and seen[-1].total >= shop.sent,
     )
     opened.join()
-    say(f"the shop closed after {shop.sent:,} orders; all are in the archive")
+    say(f"the shop closed after {shop.sent:,} orders; all of them are in the archive")
 
 
 def ask(spark: SparkSession, what: str, sql: str) -> list[tuple[object, ...]]:

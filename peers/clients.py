@@ -22,6 +22,7 @@ import json
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -30,7 +31,7 @@ import venv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from peers import java
 from peers.process import dying_with_parent
@@ -221,7 +222,14 @@ class Consumer:
         self._child.stdin.close()
         self._finish()
 
-    def __enter__(self) -> Consumer:
+    def pause(self) -> None:
+        """Its connections stay open, nothing is read."""
+        os.kill(self._child.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self._child.pid, signal.SIGCONT)
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -34,7 +34,10 @@ class Flow(Consumer):
         self.answers: list[Line] = []
         self.checked: list[Line] = []  # transactions the producer was asked about
         super().__init__(
-            *(client, namesrv, topic, group),
+            client,
+            namesrv,
+            topic,
+            group,
             expression=str(timeout_ms),
             mode=mode,
             verb=verb,

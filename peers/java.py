@@ -29,7 +29,7 @@ _OPEN_JDK = [
     for package in ("java.nio", "sun.nio.ch", "jdk.internal.ref", "sun.security.x509")
 ]
 _SMALL_JVM = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
-_SERVER_HEAP = ["-Xms256m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m"]
+SERVER_HEAP = ["-Xms256m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m"]
 
 _LOGBACK = """<configuration>
   <appender name="out" class="ch.qos.logback.core.ConsoleAppender">
@@ -96,7 +96,9 @@ def java_command(*options: str, header: str = "JSON") -> list[str]:
     ]
 
 
-def mqadmin(namesrv_address: str, *words: str, timeout_s: float = 60) -> str:
+def mqadmin(
+    namesrv_address: str, *words: str, artifacts: str = "client", timeout_s: float = 60
+) -> str:
     """Runs one verb of upstream's admin tool; returns what it printed, errors included."""
     home = BUILD / "mqadmin-home"
     write_home(home)
@@ -105,7 +107,7 @@ def mqadmin(namesrv_address: str, *words: str, timeout_s: float = 60) -> str:
             *java_command(f"-Drocketmq.home.dir={home}", f"-Duser.home={home}", "-Xmx256m"),
             f"-Drocketmq.namesrv.addr={namesrv_address}",
             "-cp",
-            class_path("client"),
+            class_path(artifacts),
             "org.apache.rocketmq.tools.command.MQAdminStartup",
             *words,
         ],
@@ -142,7 +144,7 @@ class JavaCluster(Running):
         *,
         settings: Mapping[str, str] | None = None,
         header: str = "JSON",
-        heap: Sequence[str] = _SERVER_HEAP,
+        heap: Sequence[str] = SERVER_HEAP,
         artifacts: str = "server",
         tls: Path | None = None,
     ) -> None:

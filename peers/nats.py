@@ -77,7 +77,7 @@ class NatsNode(Running):
                     return
         raise RuntimeError("NATS hung up instead of making a stream")
 
-    def start(self, timeout_s: float = 30) -> None:
+    def start(self, timeout_s: float = 90) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         sync = "sync_interval: always" if self._sync_always else ""
         self._config.write_text(

@@ -6,6 +6,7 @@ with CosmoNode(tmp_path / "data") as node:
 
 from __future__ import annotations
 
+import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -21,6 +22,7 @@ class CosmoNode(Running):
 
     Ports not given are chosen among the free ones. The broker also takes broker_port - 2 (VIP).
     `options` are further words of the command line; the log is `<data>.log`, beside the folder.
+    With `tls` the node is asked over TLS whether it is ready.
     """
 
     def __init__(
@@ -31,9 +33,12 @@ class CosmoNode(Running):
         http_port: int | None = None,
         *,
         options: Sequence[str] = (),
+        tls: ssl.SSLContext | None = None,
         env: Mapping[str, str] | None = None,
+        program: Sequence[str] = (sys.executable, "-m", "cosmodrome.cli"),
     ) -> None:
         self.data = data
+        self._tls = tls
         self.namesrv_port = namesrv_port or free_port()
         self.broker_port = broker_port or free_port(-2, 1)
         self.http_port = http_port or free_port()
@@ -42,7 +47,8 @@ class CosmoNode(Running):
         self.process = Process(
             "cosmo up",
             [
-                *(sys.executable, "-m", "cosmodrome.cli", "up"),
+                *program,
+                "up",
                 *("--data", str(data), "--host", "127.0.0.1"),
                 *("--namesrv-port", str(self.namesrv_port)),
                 *("--broker-port", str(self.broker_port)),
@@ -58,7 +64,7 @@ class CosmoNode(Running):
     def pid(self) -> int:
         return self.process.pid
 
-    def start(self, timeout_s: float = 30) -> None:
+    def start(self, timeout_s: float = 90) -> None:
         """Returns when /readyz answers 200."""
         self.data.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -70,8 +76,9 @@ class CosmoNode(Running):
 
     def is_ready(self) -> bool:
         try:
+            scheme = "http" if self._tls is None else "https"
             with urllib.request.urlopen(
-                f"http://127.0.0.1:{self.http_port}/readyz", timeout=2
+                f"{scheme}://127.0.0.1:{self.http_port}/readyz", timeout=2, context=self._tls
             ) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):

@@ -25,6 +25,8 @@ if sys.platform == "linux":
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 
+_given: set[int] = set()  # ports, by this process
+
 
 class NotReady(Exception):
     """The child ended or stayed silent; the text ends with the tail of its log."""
@@ -88,7 +90,7 @@ class Process:
                 raise NotReady(f"{self.name} not ready after {timeout_s} s\n{self.log_tail()}")
             time.sleep(0.1)
 
-    def stop(self, grace_s: float = 20) -> int | None:
+    def stop(self, grace_s: float = 60) -> int | None:
         """SIGTERM, then SIGKILL after `grace_s`. Returns the exit code; safe to call twice."""
         if self._child is None:
             return None
@@ -140,13 +142,25 @@ def free_port(*neighbours: int) -> int:
     """A port that is free now, and so are port + n for every neighbour n.
 
     A broker also takes its port - 2 (VIP) and + 1 (replication). Ports are taken below the
-    ephemeral range, otherwise an outgoing connection may grab one before the server binds it.
+    ephemeral range, otherwise an outgoing connection may grab one before the server binds it. No
+    port is given twice, and processes of one test run have ranges of their own: a server may bind
+    its port much later.
     """
-    for _ in range(200):
-        port = 15000 + int.from_bytes(os.urandom(2)) % 15000
-        if all(_is_free(port + n) for n in (0, *neighbours)):
+    first, count = _own_ports()
+    for _ in range(1000):
+        port = first + 16 + int.from_bytes(os.urandom(2)) % (count - 32)
+        wanted = {port + n for n in (0, *neighbours)}
+        if _given.isdisjoint(wanted) and all(map(_is_free, wanted)):
+            _given.update(wanted)
             return port
-    raise RuntimeError("no free port found between 15000 and 30000")
+    raise RuntimeError(f"no free port found between {first} and {first + count}")
+
+
+def _own_ports() -> tuple[int, int]:
+    """First and number of those that this process may give away."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    count = 15_000 // workers
+    return 15_000 + count * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]), count
 
 
 def _is_free(port: int) -> bool:

@@ -62,7 +62,7 @@ class RedisNode(Running):
                     return line.split(b":")[1].decode().strip()
         return "of unknown version"
 
-    def start(self, timeout_s: float = 30) -> None:
+    def start(self, timeout_s: float = 90) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._process.start()

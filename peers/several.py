@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from peers.java import JavaCluster
+from peers.java import SERVER_HEAP, JavaCluster
 from peers.process import NotReady, Process, Running, accepts, free_port
 from peers.raw import clusters
 from peers.resolve import ROOT
@@ -29,31 +29,31 @@ class Server:
     def __init__(self, port: int, process: Process, prepare: Callable[[], None]) -> None:
         self.port = port
         self.address = f"127.0.0.1:{port}"
-        self._process = process
-        self._prepare = prepare
+        self.process = process
+        self.prepare = prepare
 
     def start(self, timeout_s: float = 60) -> None:
         """Returns when the port is open."""
-        self._prepare()
-        self._process.start()
-        self._process.wait_until(lambda: accepts(self.port), timeout_s)
+        self.prepare()
+        self.process.start()
+        self.process.wait_until(lambda: accepts(self.port), timeout_s)
 
     def stop(self) -> int | None:
-        return self._process.stop()
+        return self.process.stop()
 
     def kill9(self) -> None:
-        self._process.kill9()
+        self.process.kill9()
 
     def pause(self) -> None:
         """Connections stay open, nothing is answered."""
-        os.kill(self._process.pid, signal.SIGSTOP)
+        os.kill(self.process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        if self._process.running:
-            os.kill(self._process.pid, signal.SIGCONT)
+        if self.process.running:
+            os.kill(self.process.pid, signal.SIGCONT)
 
     def log_tail(self) -> str:
-        return self._process.log_tail()
+        return self.process.log_tail()
 
 
 class Servers(Running):
@@ -69,8 +69,8 @@ class Servers(Running):
         settings: Mapping[str, str] | None = None,
     ) -> None:
         make_name_server, make_broker = {
-            "cosmodrome": (_cosmo_name_server, _cosmo_broker),
-            "java": (_java_name_server, _java_broker),
+            "cosmodrome": (cosmo_name_server, cosmo_broker),
+            "java": (java_name_server, java_broker),
         }[kind]
         self.name_servers = [
             make_name_server(folder / f"namesrv-{number}", free_port())
@@ -107,7 +107,7 @@ class Servers(Running):
         return clusters(self.name_servers[name_server].port).get(CLUSTER_NAME, [])
 
     def wait_known(
-        self, *names: str, name_servers: Sequence[int] | None = None, timeout_s: float = 30
+        self, *names: str, name_servers: Sequence[int] | None = None, timeout_s: float = 90
     ) -> float:
         """Waits until the name servers know exactly these brokers; returns the seconds it took."""
         began = time.monotonic()
@@ -135,21 +135,27 @@ def _cosmo(folder: Path, role: str, port: int, words: Sequence[str]) -> Server:
     return Server(port, process, lambda: folder.mkdir(parents=True, exist_ok=True))
 
 
-def _cosmo_name_server(folder: Path, port: int) -> Server:
+def cosmo_name_server(folder: Path, port: int) -> Server:
+    """`cosmo namesrv run`."""
     kept = folder / "kvConfig.json"
     return _cosmo(folder, "namesrv", port, ["--set", f"kvConfigPath={kept}"])
 
 
-def _cosmo_broker(folder: Path, port: int, settings: Mapping[str, str]) -> Server:
+def cosmo_broker(folder: Path, port: int, settings: Mapping[str, str]) -> Server:
+    """`cosmo broker run` with its store in `folder`."""
     words = [word for pair in settings.items() for word in ("--set", "=".join(pair))]
     return _cosmo(folder, "broker", port, ["--data", str(folder), *words])
 
 
-def _java_name_server(folder: Path, port: int) -> Server:
+def java_name_server(folder: Path, port: int) -> Server:
+    """Upstream's name server."""
     pair = JavaCluster(folder, port, 1)
     return Server(port, pair.namesrv, pair.prepare)
 
 
-def _java_broker(folder: Path, port: int, settings: Mapping[str, str]) -> Server:
-    pair = JavaCluster(folder, 1, port, settings=settings)
+def java_broker(
+    folder: Path, port: int, settings: Mapping[str, str], heap: Sequence[str] = SERVER_HEAP
+) -> Server:
+    """Upstream's broker with its store in `folder/store`."""
+    pair = JavaCluster(folder, 1, port, settings=settings, heap=heap)
     return Server(port, pair.broker, pair.prepare)

@@ -80,7 +80,7 @@ def delta_jars() -> Path:
         )
         made.touch()
 
-    make_once("delta-jars", [OLDEST, ROOT / "src/cosmodrome/spark/delta.py"], made, make)
+    make_once("delta-jars", [OLDEST, ROOT / "src/cosmodrome/spark/runtime/delta.py"], made, make)
     return folder
 
 
@@ -104,9 +104,20 @@ class StandaloneSpark(Running):
             "master.Master", "--host", _LOOPBACK, "--port", str(self.port), "--webui-port", "0"
         )
         self.worker = self._process(
-            *("worker.Worker", "--host", _LOOPBACK, "--port", str(free_port())),
-            *("--webui-port", "0", "--cores", str(cores), "--memory", "2g"),
-            *("--work-dir", str(folder / "work"), self.url),
+            "worker.Worker",
+            "--host",
+            _LOOPBACK,
+            "--port",
+            str(free_port()),
+            "--webui-port",
+            "0",
+            "--cores",
+            str(cores),
+            "--memory",
+            "2g",
+            "--work-dir",
+            str(folder / "work"),
+            self.url,
         )
 
     def start(self, timeout_s: float = 180) -> None:
@@ -135,7 +146,7 @@ class StandaloneSpark(Running):
     def _process(self, main: str, *words: str) -> Process:
         import pyspark
 
-        from cosmodrome.spark.java import find_java
+        from cosmodrome.spark.runtime.java import find_java
 
         home = Path(pyspark.__file__).parent
         role = main.partition(".")[0]

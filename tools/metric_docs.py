@@ -9,11 +9,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from cosmodrome.broker import metric_table
-from cosmodrome.cli import worker_metrics
+from cosmodrome.broker.operate import metric_table
+from cosmodrome.cli.serve import worker_metrics
 from cosmodrome.nameserver import metrics as nameserver_metrics
-from cosmodrome.transport import exposition, process_metrics
-from cosmodrome.transport.exposition import Metric
+from cosmodrome.transport.http import exposition, process_metrics
+from cosmodrome.transport.http.exposition import Metric
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "metrics.md"
 
@@ -36,8 +36,9 @@ def render(text: str) -> str:
     for name, table in tables().items():
         begin, end = f"<!-- table {name}: made by `make docs` -->\n", "<!-- end -->"
         pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-        assert len(pattern.findall(text)) == 1, f"docs/metrics.md has no place for {name}"
-        text = pattern.sub(lambda _, new=begin + table + end: new, text)
+        old = pattern.findall(text)
+        assert len(old) == 1, f"docs/metrics.md has no place for {name}"
+        text = text.replace(old[0], begin + table + end)
     return text
 
 
@@ -55,7 +56,7 @@ def _unserved() -> str:
         by_reason.setdefault(reason, []).append(f"`{name}`")
     for name, (label, reason) in metric_table.LEFT_OUT.items():
         by_reason.setdefault(reason, []).append(f"`{name}`: label {label}")
-    lines = ["| not told | why |", "|---|---|"]
+    lines = ["| not exported | why |", "|---|---|"]
     lines += [f"| {', '.join(names)} | {reason} |" for reason, names in by_reason.items()]
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
-"""Sends a thousand orders as JSON, so that the other scripts have something to read.
+"""Send a thousand orders as JSON, so that the other examples have something to read.
 
-make run                                              # in another terminal
-.venv/bin/python examples/spark/00_make_orders.py     # [HOST:PORT of the name server]
+make run                                                          # in another terminal
+.venv/bin/python examples/spark/00_make_orders.py [HOST:PORT]     # of the name server
 """
 
 import json
@@ -15,7 +15,8 @@ NAMESRV = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("COSMO_NAMESRV", 
 
 with Producer(NAMESRV, group="examples") as producer:
     for number in range(1000):
-        order = {"id": number, "customer": f"c{number % 7}", "amount": number % 90 + 10}
+        customer = f"c{number % 7}"
+        order = {"id": number, "customer": customer, "amount": number % 90 + 10}
         paid = number % 3 == 0
         producer.submit(
             Message(
@@ -24,7 +25,7 @@ with Producer(NAMESRV, group="examples") as producer:
                 tags="paid" if paid else "open",
                 keys=f"order-{number}",
                 properties={"amount": str(order["amount"])},
-                queue_key=order["customer"],  # a customer's orders stay in order
+                queue_key=customer,  # a customer's orders stay in order
             )
         )
 print("sent 1000 orders to the topic orders")

@@ -1,4 +1,4 @@
-"""A topic as a table: what lies in it, how much, since when.
+"""Read a topic as a table: the messages of each queue, their offsets, the newest.
 
 .venv/bin/python examples/spark/01_read_a_topic.py [HOST:PORT]
 """
@@ -22,6 +22,6 @@ orders.groupBy("broker", "queue_id").agg(
     F.max("store_time").alias("newest"),
 ).orderBy("broker", "queue_id").show(truncate=False)
 
-# Only queue 0 is asked, and only for these offsets: the conditions are pushed down.
+# The conditions are pushed down: the broker is asked only for these offsets of queue 0.
 some = orders.where("queue_id = 0 AND queue_offset < 5")
 some.select("queue_offset", "tags", "keys", F.col("body").cast("string")).show(truncate=False)

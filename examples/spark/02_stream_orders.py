@@ -1,4 +1,4 @@
-"""A topic as a stream: sums per tag, at most 400 messages in a batch, up to what is there now.
+"""Read a topic as a stream: sums per tag, at most 400 messages in a batch, up to the last message.
 
 .venv/bin/python examples/spark/02_stream_orders.py [HOST:PORT]
 """
@@ -17,16 +17,16 @@ spark = session("stream orders")
 orders = (
     spark.readStream.format("rocketmq")
     .option("namesrv", NAMESRV)
-    .option("startingOffsets", "earliest")  # a new stream starts at the end otherwise
+    .option("startingOffsets", "earliest")  # without it a new stream starts at the end
     .option("maxOffsetsPerTrigger", 400)
-    .option("consumerGroup", "example_stream")  # so that other tools see how far it is
+    .option("consumerGroup", "example_stream")  # other tools can show its lag
     .load("orders")
 )
 sums = orders.groupBy("tags").agg(F.sum(F.col("properties")["amount"].cast("long")).alias("sum"))
 query = (
     sums.writeStream.outputMode("complete")
     .foreachBatch(lambda batch, number: print(number, batch.orderBy("tags").collect()))
-    .option("checkpointLocation", tempfile.mkdtemp())  # a lasting place in real life
+    .option("checkpointLocation", tempfile.mkdtemp())  # in real life: a directory that lasts
     .trigger(availableNow=True)  # leave it out, and the stream goes on
     .start()
 )

@@ -1,4 +1,4 @@
-"""Bodies as columns: the schema is inferred from some of them, Spark parses the rest.
+"""Turn JSON bodies into columns: infer the schema from some messages, let Spark parse all.
 
 .venv/bin/python examples/spark/03_json_bodies.py [HOST:PORT]
 """

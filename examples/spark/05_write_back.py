@@ -1,4 +1,4 @@
-"""From topic to topic: paid orders become invoices; readers with dedupe see each of them once.
+"""From topic to topic: paid orders become invoices. A reader with dedupe sees each invoice once.
 
 .venv/bin/python examples/spark/05_write_back.py [HOST:PORT]
 """
@@ -24,7 +24,7 @@ order = F.from_json(F.col("body").cast("string"), "id LONG, customer STRING, amo
 invoices = paid.select(
     F.to_json(F.struct(order.id.alias("order"), order.amount.alias("due"))).alias("body"),
     F.col("keys"),
-    order.customer.alias("queue_key"),  # one customer, one queue, in order
+    order.customer.alias("queue_key"),  # a customer's invoices: one queue, in order
 )
 query = (
     invoices.writeStream.format("rocketmq")

@@ -1,6 +1,6 @@
-"""A broker's directory without the broker: any RocketMQ store, damaged ones too.
+"""Read the directory of a broker without the broker: any RocketMQ store, also a damaged one.
 
-.venv/bin/python examples/spark/06_offline_store.py [DIR]     # cosmo-data, as `make run` makes it
+.venv/bin/python examples/spark/06_offline_store.py [DIR]     # by default cosmo-data of `make run`
 """
 
 import os

@@ -20,6 +20,8 @@ _HOMES = {
     "ClientOptions": "client.options",
     "Consumer": "client.receive.consumer",
     "Credentials": "client.options",
+    "DamagedBody": "client.values",
+    "DamagedMessage": "client.values",
     "Message": "client.values",
     "MessageQueue": "client.values",
     "NoRoute": "client.values",
@@ -49,6 +51,8 @@ __all__ = [
     "ClientOptions",
     "Consumer",
     "Credentials",
+    "DamagedBody",
+    "DamagedMessage",
     "Message",
     "MessageQueue",
     "NoRoute",
@@ -92,6 +96,8 @@ if TYPE_CHECKING:
         TransactionState,
     )
     from cosmodrome.client.values import (
+        DamagedBody,
+        DamagedMessage,
         Message,
         MessageQueue,
         NoRoute,

@@ -8,8 +8,7 @@ with embedded() as node, Producer(node.namesrv, group="orders") as producer:
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from cosmodrome.client.blocking import (
     Admin,
@@ -20,6 +19,7 @@ from cosmodrome.client.blocking import (
     TransactionProducer,
 )
 from cosmodrome.client.portal import Portal
+from cosmodrome.env.lifecycle import Lifecycle
 from cosmodrome.node import Node as AsyncNode
 from cosmodrome.node import embedded as async_embedded
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-class Node:
+class Node(Lifecycle):
     """`cosmodrome.embedded` in a thread of its own."""
 
     def __init__(self, inner: AsyncNode) -> None:
@@ -94,18 +94,6 @@ class Node:
     def start_broker(self) -> None:
         if self._portal is not None:
             self._portal.call(self._inner.start_broker())
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
 
 def embedded(*, data: str | None = None, **settings: Any) -> Node:

@@ -39,6 +39,9 @@ class Code(enum.IntEnum):
     CONSUMER_NOT_ONLINE = 206
     CONSUME_MSG_TIMEOUT = 207
     NO_MESSAGE = 208
+    UPDATE_AND_CREATE_ACL_CONFIG_FAILED = 209
+    DELETE_ACL_CONFIG_FAILED = 210
+    UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED = 211
     FLOW_CONTROL = 215
     ILLEGAL_OPERATION = 604  # 5.x
 
@@ -58,6 +61,14 @@ class Refused(CosmodromeError):
         super().__init__(f"[{code}] {remark}")
         self.code = code
         self.remark = remark
+
+
+class AccessDenied(Refused):
+    """A request that its sender may not make."""
+
+    def __init__(self, remark: str) -> None:
+        # Compat: upstream has no code of its own for this.
+        super().__init__(Code.SYSTEM_ERROR, remark)
 
 
 class Unreachable(CosmodromeError):
@@ -94,3 +105,17 @@ class MessageTooLarge(StoreError):
 
 class DirectoryInUse(StoreError):
     """Another process holds the lock of this store directory."""
+
+
+# What peers may be told of a failure: the log has the rest, and they need not know where this
+# machine keeps its files.
+
+
+def reason_of(error: BaseException) -> str:
+    """Why it failed, without the path that an OSError names."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def name_of(path: str) -> str:
+    """A file by its folder and its own name, `commitlog/00000000000000000000`."""
+    return "/".join(path.replace("\\", "/").rsplit("/", 2)[-2:])

@@ -19,6 +19,7 @@ import struct
 FRAME_BYTES_MAX = 16 * 1024 * 1024  # including the length word
 FRAME_LENGTH = struct.Struct(">I")
 FRAME_PREFIX = struct.Struct(">II")  # length, serialize << 24 | header length
+HEADER_BYTES_MAX = 64 * 1024  # of one frame; the longest properties of a message fit
 HEADER_LENGTH_MASK = 0xFFFFFF
 SERIALIZE_JSON = 0
 SERIALIZE_BINARY = 1
@@ -29,6 +30,13 @@ FLAG_ONEWAY = 2
 # Binary header: code, language, version, opaque, flag, remark length
 BINARY_HEADER = struct.Struct(">hbhiii")
 assert BINARY_HEADER.size == 17
+
+# Signed requests: who signs, with what, and which fields are not among what is signed.
+ACCESS_KEY = "AccessKey"
+SIGNATURE = "Signature"
+UNSIGNED_FIELDS = frozenset({SIGNATURE, "_UNIQUE_KEY_QUERY"})
+SIGNED_HEADER_BYTES_MAX = 64 * 1024  # of a header that the fast lane checks
+RIGHTS_KEPT_MAX = 4096  # what it knows that accounts may do
 
 # --- record --------------------------------------------------------------------------------
 MAGIC_RECORD = 0xDAA320A7 - (1 << 32)
@@ -72,6 +80,24 @@ SYS_LZ4 = 0x100
 SYS_ZSTD = 0x200
 SYS_ZLIB = 0x300
 
+# --- sysFlag bits of a pull ----------------------------------------------------------------
+PULL_COMMIT = 0x1  # the pull also commits an offset
+PULL_SUSPEND = 0x2  # the broker may hold the pull until something arrives
+PULL_SUBSCRIPTION = 0x4  # the pull brings its own subscription
+PULL_CLASS_FILTER = 0x8  # that subscription is a class on a filter server
+PULL_LITE = 0x10  # from a pull consumer that is assigned its queues
+
+# --- requests that the fast lane knows --------------------------------------------------------
+CODE_SEND = 10
+CODE_PULL = 11
+CODE_COMMIT = 15
+CODE_SEND_V2 = 310
+CODE_SEND_BATCH = 320
+
+# --- sysFlag bits of a topic ---------------------------------------------------------------
+TOPIC_UNIT = 0x1  # its messages belong to units
+TOPIC_UNIT_SUBSCRIPTION = 0x2  # consumers with a unit read it
+
 # --- properties text -----------------------------------------------------------------------
 NAME_END = "\x01"
 PAIR_END = "\x02"
@@ -83,6 +109,7 @@ assert BATCH_ITEM_HEAD.size == 20
 # --- consume queue ---------------------------------------------------------------------------
 QUEUE_ENTRY = struct.Struct(">qiq")  # log offset, size, tags code
 QUEUE_ENTRY_BYTES = QUEUE_ENTRY.size
+QUEUE_OFFSET_LIMIT = (1 << 62) // QUEUE_ENTRY_BYTES  # positions in a queue are 64-bit numbers
 assert QUEUE_ENTRY_BYTES == 20
 QUEUE_FILLER_SIZE = 0x7FFFFFFF  # size field of entries that stand for "before the first"
 
@@ -96,3 +123,31 @@ assert INDEX_HEADER.size == 40 and INDEX_ENTRY.size == 20
 # --- checkpoint ------------------------------------------------------------------------------
 CHECKPOINT = struct.Struct(">qqq")  # times of the last flushed log, queue and index data
 CHECKPOINT_BYTES = 4096
+
+# --- why a walk ended --------------------------------------------------------------------------
+# Over records.
+WALK_MORE = 0  # reached the end or the limit
+WALK_BLANK = 1  # a blank record: the log goes on in the next file
+WALK_EMPTY = 2  # zeros: never written
+WALK_CORRUPT = 3  # bad magic, size, checksum or log offset
+
+# Over records that become columns.
+STOP_END = 0  # consumed exactly
+STOP_FULL = 1  # take the columns first
+STOP_PARTIAL = 2  # the record reaches beyond the end
+STOP_BLANK = 3  # the log goes on in the next file
+STOP_EMPTY = 4  # zeros: never written
+STOP_CORRUPT = 5  # `fault` says why
+
+# Over the frames of a buffer.
+LANE_NOTHING = 0  # no whole frame is left
+LANE_PULL = 1  # the frame there is a pull
+LANE_COMMIT = 2  # a commit of an offset
+LANE_OTHER = 3  # something for the slow lane
+LANE_FULL = 4  # as many requests as were allowed, or as much as may wait to be written
+LANE_HOLD = 5  # a pull that waits for messages
+
+# --- replication -----------------------------------------------------------------------------
+# A broker that speaks our own stream says so among its runtime figures.
+HA_STREAM_KEY = "haStream"
+HA_STREAM = "cosmodrome-1"

@@ -15,25 +15,30 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os.path
 import tempfile
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from cosmodrome.access.gate import ACCOUNT_FILE
 from cosmodrome.broker.app import Broker, build_broker
 from cosmodrome.env.base import Env
 from cosmodrome.env.config import nearest
+from cosmodrome.env.lifecycle import AsyncLifecycle
 from cosmodrome.env.options import (
+    AccessOptions,
     BrokerOptions,
     NameServerOptions,
     Options,
     SocketOptions,
     StoreOptions,
+    TlsOptions,
 )
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import ConfigError
 from cosmodrome.nameserver.app import NameServer, build_nameserver
+from cosmodrome.transport.certificates import Tls
 
 O = TypeVar("O", bound=Options)  # noqa: E741
 
@@ -55,7 +60,7 @@ _READY_POLLS_MAX = 5_000
 _READY_POLL_S = 0.002
 
 
-class Node:
+class Node(AsyncLifecycle):
     """Made by `embedded`. It can be stopped and started again: ports and messages stay."""
 
     def __init__(self, data: str | None, settings: dict[str, object], env: Env) -> None:
@@ -63,6 +68,7 @@ class Node:
         self._settings = {**_SMALL, "flush_disk_type": flush, **settings}
         _check(self._settings)
         self._env = env
+        self._tls = Tls(self._chosen(TlsOptions), env)
         self._given = data
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._nameserver: NameServer | None = None
@@ -89,6 +95,10 @@ class Node:
     def data(self) -> str:
         """The directory of the store."""
         self._check_started()
+        return self._root
+
+    @property
+    def _root(self) -> str:
         if self._given is not None:
             return self._given
         assert self._temporary is not None
@@ -99,6 +109,7 @@ class Node:
         if self._given is None and self._temporary is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="cosmodrome-")
         try:
+            await self._tls.start()
             await self.start_nameserver()
             await self.start_broker()
         except BaseException:
@@ -108,6 +119,7 @@ class Node:
     async def stop(self) -> None:
         await self.stop_broker()
         await self.stop_nameserver()
+        await self._tls.stop()
         temporary, self._temporary = self._temporary, None
         if temporary is not None:
             await self._env.offload(temporary.cleanup)
@@ -121,8 +133,11 @@ class Node:
     async def start_nameserver(self) -> None:
         if self._nameserver is not None:
             return
-        options = NameServerOptions(listen_port=self._nameserver_port)
-        server = build_nameserver(options, self._chosen(SocketOptions), self._env)
+        access = msgspec.structs.asdict(self._chosen(AccessOptions))
+        access["acl_file"] = access["acl_file"] or os.path.join(self._root, "config", ACCOUNT_FILE)
+        options = NameServerOptions(listen_port=self._nameserver_port, **access)
+        sockets = self._chosen(SocketOptions)
+        server = build_nameserver(options, sockets, self._env, self._tls.door)
         await server.start()
         self._nameserver = server
         self._nameserver_port = server.port
@@ -155,25 +170,13 @@ class Node:
         if broker is not None:
             await broker.stop()
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
-
     def _build_broker(self) -> Broker:
         replace = msgspec.structs.replace
         broker = replace(
             self._chosen(BrokerOptions), listen_port=self._broker_port, namesrv_addr=self.namesrv
         )
         store = replace(self._chosen(StoreOptions), store_path_root_dir=self.data)
-        return build_broker(broker, store, self._chosen(SocketOptions), self._env)
+        return build_broker(broker, store, self._chosen(SocketOptions), self._env, self._tls)
 
     async def _until_routed(self, broker: Broker) -> None:
         if self._nameserver is None:
@@ -203,7 +206,7 @@ def _check(settings: dict[str, object]) -> None:
     """Names and values, before anything is started."""
     fields = {
         field.name: field
-        for kind in (BrokerOptions, StoreOptions, SocketOptions)
+        for kind in (BrokerOptions, StoreOptions, SocketOptions, TlsOptions)
         for field in msgspec.structs.fields(kind)
     }
     for name, value in settings.items():

@@ -10,14 +10,16 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from tests.unit.store.store_kit import HOST, records
 
-from cosmodrome.broker.defer import Deferral
-from cosmodrome.broker.delay import Delays
-from cosmodrome.broker.timers import Timers
-from cosmodrome.broker.topics import Topics
+from cosmodrome.broker.later.deferral import Deferral
+from cosmodrome.broker.later.delay import Delays
+from cosmodrome.broker.later.delivery import DeliverySettings
+from cosmodrome.broker.later.timers import Timers
+from cosmodrome.broker.members.topics import Topics
 from cosmodrome.env.options import BrokerOptions, StoreOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.store.store import DelayLevels, Draft, Store
@@ -36,7 +38,7 @@ class Node:
         self.env = real_env()
         options = StoreOptions(
             store_path_root_dir=root,
-            flush_disk_type=mode,
+            flush_disk_type=cast(Any, mode),
             mapped_file_size_commit_log=256 * 1024,
             mapped_file_size_consume_queue=2000,
             message_index_enable=False,
@@ -49,18 +51,12 @@ class Node:
         self.store = Store(options, self.env)
         self.topics = Topics(broker, os.path.join(config, "topics.json"), self.env)
         levels = DelayLevels(LEVELS)
+        settings = DeliverySettings(save_interval_ms=SAVE_INTERVAL_MS)
         self.delays = Delays(
-            levels,
-            os.path.join(config, "delayOffset.json"),
-            self.store,
-            self.env,
-            save_interval_ms=SAVE_INTERVAL_MS,
+            levels, os.path.join(config, "delayOffset.json"), self.store, self.env, settings
         )
         self.timers = Timers(
-            os.path.join(config, "timerOffset.json"),
-            self.store,
-            self.env,
-            save_interval_ms=SAVE_INTERVAL_MS,
+            os.path.join(config, "timerOffset.json"), self.store, self.env, settings
         )
         self.deferral = Deferral(
             levels,
@@ -97,7 +93,7 @@ async def child(root: str, mode: str, life: int) -> None:
             draft = Draft("T", 0, name.encode(), "", HOST, HOST)
             node.deferral.redirect(draft, pairs)
             draft.properties = format_properties(pairs)
-            await node.store.settle(node.store.append(draft).end)
+            await node.store.durable(node.store.append(draft).end)
             os.write(said, f"{name}\n".encode())
 
     await asyncio.gather(*(sender(lane) for lane in range(3)))
@@ -106,13 +102,17 @@ async def child(root: str, mode: str, life: int) -> None:
 async def killed_run(root: str, mode: str, life: int, seconds: float) -> list[str]:
     """What a child acknowledged before it was killed."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, __file__, root, mode, str(life)),
+        sys.executable,
+        __file__,
+        root,
+        mode,
+        str(life),
         stdout=asyncio.subprocess.PIPE,
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}{os.pathsep}{REPOSITORY}"},
     )
     assert process.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         first = await process.stdout.readline()
         assert first, "the child ended by itself"
         collecting = asyncio.ensure_future(process.stdout.read())
@@ -123,7 +123,7 @@ async def killed_run(root: str, mode: str, life: int, seconds: float) -> list[st
     return said.decode().split("\n")[:-1]
 
 
-@pytest.mark.timeout(90 + 5 * CYCLES)
+@pytest.mark.timeout(300 + 20 * CYCLES)
 @pytest.mark.parametrize("mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 async def test_waiting_messages_survive_kills(tmp_path: Path, mode: str) -> None:
     chance = random.Random(f"later-{mode}")

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from tests.unit.store.store_kit import HOST, records
@@ -26,7 +27,7 @@ REPOSITORY = Path(__file__).parents[2]
 def options(root: str, mode: str) -> StoreOptions:
     return StoreOptions(
         store_path_root_dir=root,
-        flush_disk_type=mode,
+        flush_disk_type=cast(Any, mode),
         mapped_file_size_commit_log=64 * 1024,
         mapped_file_size_consume_queue=400,
         max_hash_slot_num=100,
@@ -55,11 +56,12 @@ async def child(root: str, mode: str) -> None:
             message = Draft("T", queue_id, body_of(queue_id, queue_offset), "", HOST, HOST)
             stored = store.append(message)
             assert stored.queue_offset == queue_offset
-            await store.settle(stored.end)
+            await store.durable(stored.end)
+            synced_end = store.facts().flushed_offset
+            at_us = time.monotonic_ns() // 1000  # not before it was synced so far
+            words = (queue_id, queue_offset, stored.log_offset, synced_end, at_us)
             # One write, so that a line is said whole or not at all.
-            at_us = time.monotonic_ns() // 1000
-            line = b"%d %d %d %d\n" % (queue_id, queue_offset, stored.log_offset, at_us)
-            os.write(said, line)
+            os.write(said, b"%d %d %d %d %d\n" % words)
 
     await asyncio.gather(*(sender(queue_id) for queue_id in range(QUEUES)))
 
@@ -67,13 +69,16 @@ async def child(root: str, mode: str) -> None:
 async def killed_run(root: str, mode: str, seconds: float) -> list[tuple[int, int, int]]:
     """What a child acknowledged before it was killed, some time after its first word."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, __file__, root, mode),
+        sys.executable,
+        __file__,
+        root,
+        mode,
         stdout=asyncio.subprocess.PIPE,
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}{os.pathsep}{REPOSITORY}"},
     )
     assert process.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         first = await process.stdout.readline()
         assert first, "the child ended by itself"
         collecting = asyncio.ensure_future(process.stdout.read())
@@ -82,10 +87,10 @@ async def killed_run(root: str, mode: str, seconds: float) -> list[tuple[int, in
         said = first + await collecting
         assert await process.wait() == -signal.SIGKILL
     lines = said.split(b"\n")[:-1]
-    return [(int(a), int(b), int(c)) for a, b, c, _ in (line.split() for line in lines)]
+    return [(int(a), int(b), int(c)) for a, b, c, _, _ in (line.split() for line in lines)]
 
 
-@pytest.mark.timeout(60 + 5 * CYCLES)
+@pytest.mark.timeout(300 + 20 * CYCLES)
 @pytest.mark.parametrize("mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 async def test_acknowledged_messages_survive_kills(tmp_path: Path, mode: str) -> None:
     chance = random.Random(f"kill-{mode}")

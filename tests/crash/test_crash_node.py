@@ -155,7 +155,7 @@ async def check(port: int, history: dict[tuple[int, int], bytes], sent: set[str]
     return count
 
 
-@pytest.mark.timeout(60 + 10 * CYCLES)
+@pytest.mark.timeout(300 + 20 * CYCLES)
 @pytest.mark.parametrize("mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 async def test_a_killed_node_serves_what_it_acknowledged(tmp_path: Path, mode: str) -> None:
     chance = random.Random(f"node-{mode}")

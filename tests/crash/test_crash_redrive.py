@@ -20,7 +20,7 @@ from peers.resolve import ROOT
 from cosmodrome import blocking
 from cosmodrome.client.operate.admin import Admin
 from cosmodrome.client.operate.reading import page, spans, walk
-from cosmodrome.client.operate.redrive_audit import AUDIT_TOPIC
+from cosmodrome.client.operate.redriving.audit import AUDIT_TOPIC
 from cosmodrome.client.values import Message
 
 CYCLES = int(os.environ.get("CRASH_CYCLES", "1"))
@@ -51,7 +51,7 @@ def command(namesrv: str, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def said(namesrv: str, *words: str) -> list[dict[str, object]]:
+def data_of(namesrv: str, *words: str) -> list[dict[str, object]]:
     process = command(namesrv, *words, "-o", "json")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
@@ -133,14 +133,16 @@ def test_killed_and_resumed(tmp_path: Path, killed: str) -> None:
                     if killed == "both":
                         node.kill9()
                         node.start()
-                    (run,) = [one for one in said(namesrv, "list") if one["state"] == "open"]
+                    (run,) = [one for one in data_of(namesrv, "list") if one["state"] == "open"]
                     work = command(namesrv, "resume", str(run["run"]))
                 _, err = work.communicate(timeout=60)
                 assert work.returncode == 0, err
                 assert kills, "it was too fast to be killed"
-                (run,) = said(namesrv, "list")
+                (run,) = data_of(namesrv, "list")
                 found = arrived(namesrv)
-                outcomes = Counter(one["outcome"] for one in said(namesrv, "show", str(run["run"])))
+                outcomes = Counter(
+                    one["outcome"] for one in data_of(namesrv, "show", str(run["run"]))
+                )
                 print(f"killed {kills} times: {dict(outcomes)}")
             finally:
                 if work.poll() is None:

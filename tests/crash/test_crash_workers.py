@@ -75,7 +75,7 @@ def alone(data: Path) -> subprocess.CompletedProcess[str]:
         ],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import struct
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,10 +48,17 @@ def mounted(path: Path, *words: str) -> Iterator[Path]:
 
 
 def unmount(path: Path) -> None:
-    try:
-        run("umount", str(path))
-    except RuntimeError:
-        run("umount", "--lazy", str(path))
+    """Busy is not final: the last files of a process that was killed close a little later. A file
+    system that is only detached would be found again, without power, by the next mount."""
+    for _ in range(100):
+        try:
+            run("umount", str(path))
+            return
+        except RuntimeError as error:
+            busy = error
+            time.sleep(0.1)
+    run("umount", "--lazy", str(path))
+    raise busy
 
 
 def make_ext4(image: Path, size_mib: int) -> None:

@@ -23,9 +23,9 @@ import pytest
 from click.testing import CliRunner
 from tests.unit.store.store_kit import ALWAYS_MS, HandClock, draft, faulty_env, small
 
-from cosmodrome.broker.groups import Groups
-from cosmodrome.broker.offsets import Offsets
-from cosmodrome.broker.topics import Topics
+from cosmodrome.broker.members.groups import Groups
+from cosmodrome.broker.members.offsets import Offsets
+from cosmodrome.broker.members.topics import Topics
 from cosmodrome.cli.main import cosmo
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.real import real_env
@@ -63,12 +63,13 @@ async def prepare(root: Path, *, clean: bool) -> Prepared:
         topic, queue_id = chance.choice("AB"), chance.randrange(2)
         message: Draft = draft(
             b"%d " % number + chance.randbytes(chance.randrange(300)),
-            *(topic, queue_id),
+            topic,
+            queue_id,
             keys=f"k{number} all",
             tags="t",
         )
         stored = store.append(message)
-        await store.settle(stored.end)
+        await store.durable(stored.end)
         places[topic, queue_id, stored.queue_offset] = stored.log_offset
         clock.at_ms += 400
         if number % 30 == 29:
@@ -217,7 +218,7 @@ async def test_damage_is_told_or_harmless(
                 assert not missing
             # It also goes on: a new message is taken and read back.
             stored = store.append(draft(b"new", "N"))
-            await store.settle(stored.end)
+            await store.durable(stored.end)
             assert store.read("N", 0, stored.queue_offset, 1).count == 1
         except BaseException as error:
             error.add_note(what)

@@ -100,7 +100,7 @@ def run(shim: Path, what: str, *, pure: bool) -> str:
 @pytest.mark.parametrize("pure", [False, True])
 async def test_an_injected_failure_is_final_and_leaves_its_mark(shim: Path, pure: bool) -> None:
     said = run(shim, "fails", pure=pure)
-    assert "syncing the commit log failed ([Errno 5] Input/output error)" in said
+    assert "syncing the commit log failed (Input/output error)" in said
     assert r"abort holds b'\x01'" in said
     root = shim.parent / "store"
     store = Store(small(root), real_env())

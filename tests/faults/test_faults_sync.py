@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_kit import need, unmount
+from tests.faults.fault_kit import need, unmount
 from tests.unit.store.store_kit import bodies, draft, put, small
 
 from cosmodrome.env.real import real_env
@@ -36,7 +36,7 @@ def failing_fs(root: Path, mount: Path) -> Iterator[Path]:
     mount.mkdir()
     server = subprocess.Popen([PYTHON, str(SCRIPT), str(root), str(mount)])
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not os.path.ismount(mount):
             assert server.poll() is None and time.monotonic() < deadline, "it was not mounted"
             time.sleep(0.02)

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from oracle_checks import Cluster
 from peers.java import JavaCluster
 from peers.node import CosmoNode
 from peers.process import free_port
 from peers.resolve import ToolMissing
+from tests import tls_kit
+from tests.oracle.oracle_checks import Cluster
 
 from cosmodrome import Consumer, Message, ReceivedMessage
 
@@ -93,10 +94,16 @@ class Clusters:
 
 def _server(folder: Path, kind: str) -> Server:
     if kind == OURS:
-        words = [word for pair in SETTINGS.items() for word in ("--set", "=".join(pair))]
+        # Upstream's servers sign a certificate for themselves; ours are given one.
+        certs = tls_kit.certificates(folder / "tls")
+        paths = {"certPath": certs / "server.pem", "keyPath": certs / "server.key"}
+        settings = SETTINGS | {f"tls.server.{name}": str(path) for name, path in paths.items()}
+        words = [word for pair in settings.items() for word in ("--set", "=".join(pair))]
         return CosmoNode(folder / "data", options=words)
     return JavaCluster(
-        *(folder, free_port(), free_port(-2, 1)),
+        folder,
+        free_port(),
+        free_port(-2, 1),
         settings={**SETTINGS, **JAVA_SETTINGS},
         artifacts=ARTIFACTS[kind],
     )

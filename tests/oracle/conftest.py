@@ -14,8 +14,6 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from client_kit import TARGETS, Clusters, Target
-from oracle_checks import Cluster
 from peers.clients import JAVA, Client
 from peers.java import JavaCluster
 from peers.mqadmin import AdminTool
@@ -23,6 +21,8 @@ from peers.node import CosmoNode
 from peers.process import free_port
 from peers.raw import create_topic
 from peers.resolve import ToolMissing
+from tests.oracle.client_kit import TARGETS, Clusters, Target
+from tests.oracle.oracle_checks import Cluster
 
 _HERE = Path(__file__).parent
 _numbers = count(1)
@@ -57,7 +57,9 @@ def start_cluster() -> Callable[..., Cluster]:
         elif target == "java":
             try:
                 server = JavaCluster(
-                    *(folder, free_port(), free_port(-2, 1)),
+                    folder,
+                    free_port(),
+                    free_port(-2, 1),
                     settings={"enablePropertyFilter": "true", **(settings or {})},
                 )
             except ToolMissing as error:
@@ -146,7 +148,7 @@ def clusters(
 ) -> Iterator[Clusters]:
     """The clusters that the chosen tests of our own client need, of every kind."""
     chosen = {
-        item.callspec.params["target"]
+        str(item.callspec.params["target"])
         for item in request.session.items
         if isinstance(item, pytest.Function) and "target" in getattr(item, "fixturenames", ())
     }

@@ -1,4 +1,4 @@
-"""Which commands upstream's admin tool has, which the tests run, and which they leave out."""
+"""Which commands upstream's admin tool has, and which the tests run."""
 
 from __future__ import annotations
 
@@ -6,16 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-
-NO_ACCESS_CONTROL = "brokers have no access control yet"
-
-# Commands of 4.9.8 that are not run, and why. Every other command of its help is.
-EXCLUDED = {
-    "updateAclConfig": NO_ACCESS_CONTROL,
-    "deleteAclConfig": NO_ACCESS_CONTROL,
-    "clusterAclConfigVersion": NO_ACCESS_CONTROL,
-    "updateGlobalWhiteAddr": NO_ACCESS_CONTROL,
-}
 
 
 def commands_of(help_text: str) -> list[str]:

@@ -113,7 +113,10 @@ def consumers(
         members = [
             running.enter_context(
                 Consumer(
-                    *(client, cluster.namesrv, topic, group),
+                    client,
+                    cluster.namesrv,
+                    topic,
+                    group,
                     mode=mode,
                     properties=[USER_PROPERTY],
                     await_start=False,

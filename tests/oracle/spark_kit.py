@@ -22,7 +22,7 @@ DEADLINE_S = 400  # on a machine that is busy with others
 @contextlib.contextmanager
 def local_spark() -> Iterator[SparkSession]:
     """A small session in this process; the environment is afterwards what it was."""
-    from cosmodrome.spark.session import session, stop
+    from cosmodrome.spark.runtime.session import session, stop
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):

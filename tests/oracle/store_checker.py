@@ -108,8 +108,16 @@ def parse_record(data: bytes) -> Record:
     assert zlib.crc32(body) & 0x7FFFFFFF == crc
     pairs = dict(pair.split("\1", 1) for pair in text.split("\2") if pair)
     return Record(
-        *(data, topic, queue_id, queue_offset, log_offset, sys_flag, flag, store_ms),
-        *(zlib.decompress(body) if sys_flag & 1 else body, pairs),
+        data,
+        topic,
+        queue_id,
+        queue_offset,
+        log_offset,
+        sys_flag,
+        flag,
+        store_ms,
+        zlib.decompress(body) if sys_flag & 1 else body,
+        pairs,
     )
 
 
@@ -121,12 +129,12 @@ def split_records(data: bytes) -> Iterator[Record]:
         at += size
 
 
-def read_log(store: Path) -> list[Record]:
+def read_log(store: Path, file_bytes: int = LOG_FILE_BYTES) -> list[Record]:
     """Every record of the commit log, up to the first place that was never written."""
     records: list[Record] = []
     for file in sorted((store / "commitlog").iterdir()):
         data = file.read_bytes()
-        assert len(data) == LOG_FILE_BYTES, f"{file} has {len(data)} bytes"
+        assert len(data) == file_bytes, f"{file} has {len(data)} bytes"
         at = 0
         while at + 8 <= len(data):
             size, magic = struct.unpack_from(">II", data, at)
@@ -204,6 +212,7 @@ class Sent:
     sys_flag: int = 0
     queue_offset: int | None = None
     log_offset: int | None = None
+    status: int = 0
 
 
 @dataclass(slots=True)
@@ -217,6 +226,8 @@ class History:
     topics: dict[str, int] = field(default_factory=dict)
     groups: dict[str, dict[str, object]] = field(default_factory=dict)
     excused: set[int] = field(default_factory=set)  # log offsets whose keys Java gave up
+    statuses: frozenset[int] = frozenset({0})  # answers that a sender takes for an acknowledgement
+    log_file_bytes: int = LOG_FILE_BYTES
     _numbers: count[int] = field(default_factory=count)
 
     # --- acting ------------------------------------------------------------------------------
@@ -240,7 +251,7 @@ class History:
     def send(self, port: int, sent: Sent) -> Sent:
         """Sends one message; without an answer it is neither lost nor kept."""
         try:
-            send(port, sent)
+            send(port, sent, self.statuses)
         except (OSError, ValueError):
             self.unanswered.append(sent)
             raise
@@ -259,7 +270,8 @@ class History:
                 + struct.pack(">h", len(text))
                 + text
             )
-        fields = _send(port, 320, sents[0], _text({"WAIT": "true"}), b"".join(items))
+        whole = _text({"WAIT": "true"})
+        fields = _send(port, 320, sents[0], whole, b"".join(items), self.statuses)
         ids = fields["msgId"].split(",")
         assert len(ids) == len(sents)
         for at, sent in enumerate(sents):
@@ -339,10 +351,10 @@ class History:
     # --- judging -----------------------------------------------------------------------------
     def check(self, port: int, store: Path) -> list[Record]:
         """History, log and answers agree; returns the log."""
-        log = read_log(store)
-        self._check_log(log)
+        log = read_log(store, self.log_file_bytes)
+        self.check_log(log)
         self._check_served(port, log)
-        self._check_tables(port)
+        self.check_tables(port)
         return log
 
     def excuse_keys(self, store: Path) -> int:
@@ -364,7 +376,7 @@ class History:
                 self.excused |= {r.log_offset for r in log if begin_offset <= r.log_offset < resume}
         return resume
 
-    def _check_log(self, log: Sequence[Record]) -> None:
+    def check_log(self, log: Sequence[Record]) -> None:
         """Acknowledged messages are where they were said to be, and nothing was invented."""
         by_place = {(*r.queue, r.queue_offset): r for r in log if r.queued}
         for sent in self.acknowledged:
@@ -406,7 +418,8 @@ class History:
         for (topic, key), offsets in keys.items():
             assert offsets <= find(port, topic, key), f"key {key} of {topic}"
 
-    def _check_tables(self, port: int) -> None:
+    def check_tables(self, port: int) -> None:
+        """Topics, groups and progress are as they were made."""
         topics = json.loads(ask(port, 21)[1])["topicConfigTable"]
         for topic, queues in self.topics.items():
             config = topics[topic]
@@ -489,10 +502,10 @@ def make_topic(port: int, topic: str, queues: int, perm: int = 6) -> None:
     )
 
 
-def send(port: int, sent: Sent) -> None:
+def send(port: int, sent: Sent, statuses: frozenset[int] = frozenset({0})) -> None:
     """Sends one message and notes where it was put."""
     body = zlib.compress(sent.body) if sent.sys_flag & 1 else sent.body
-    fields = _send(port, 310, sent, _text(sent.properties), body)
+    fields = _send(port, 310, sent, _text(sent.properties), body, statuses)
     sent.queue_offset = int(fields["queueOffset"])
     sent.log_offset = int(fields["msgId"][16:], 16)
 
@@ -513,7 +526,9 @@ def wait_until(done: Callable[[], bool], what: str, timeout_s: float = 15) -> No
         time.sleep(0.05)
 
 
-def _send(port: int, code: int, sent: Sent, text: str, body: bytes) -> dict[str, str]:
+def _send(
+    port: int, code: int, sent: Sent, text: str, body: bytes, statuses: frozenset[int]
+) -> dict[str, str]:
     fields = {
         "a": "p_checker",
         "b": sent.topic,
@@ -529,7 +544,10 @@ def _send(port: int, code: int, sent: Sent, text: str, body: bytes) -> dict[str,
         "l": "16",
         "m": "true" if code == 320 else "false",
     }
-    return ask(port, code, fields, body)[0]
+    sent.status, found, remark, _ = call(port, code, fields, body)
+    if sent.status not in statuses:
+        raise CallFailed(f"send {code} {fields} was answered {sent.status} {remark}")
+    return found
 
 
 def _check_same(record: Record, sent: Sent) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from oracle_checks import Cluster, body, check_arrived, consumers, letters, names
 from peers.clients import CPP, GO, JAVA, NODE, Client, send
 from peers.raw import committed_offset, max_offset
 from peers.resolve import BUILD
+from tests.oracle.oracle_checks import Cluster, body, check_arrived, consumers, letters, names
 
 Ready = Callable[[Client], Client]
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
-from access_kit import ADMIN, FORGED, UNKNOWN, USER, guarded_cluster
-from client_kit import Inbox, running
 from peers.clients import JAVA, Client
 from peers.java import JavaCluster
+from tests.oracle.access_kit import ADMIN, FORGED, UNKNOWN, USER, guarded_cluster
+from tests.oracle.client_kit import Inbox, running
 
 from cosmodrome import Admin, ClientOptions, Consumer, Message, Producer, SendFailed
 from cosmodrome.client.operate.fleet import PartlyFailed

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from client_kit import JAVA_49, Inbox, Target, eventually, running, until
+from tests.oracle.client_kit import JAVA_49, Inbox, Target, eventually, running, until
 
 from cosmodrome import Admin, Consumer, Message, NoRoute, Producer
 from cosmodrome.errors import Refused

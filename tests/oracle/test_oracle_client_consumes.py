@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from client_kit import JAVA_49, Inbox, Target, eventually, messages, running, until
 from peers.raw import committed_offset
+from tests.oracle.client_kit import JAVA_49, Inbox, Target, eventually, messages, running, until
 
 from cosmodrome import (
     Admin,
@@ -111,10 +113,11 @@ async def test_where_a_group_begins(target: Target, place: str, group: str, tmp_
     between_ms = int(time.time() * 1000)
     await asyncio.sleep(1.1)
     await fill(target, numbered(place, 8, "late"))
-    policies = {"first": "first", "last": "last", "timed": between_ms}
+    policies: dict[str, Any] = {"first": "first", "last": "last", "timed": between_ms}
     inboxes: dict[str, Inbox] = {}
     async with contextlib.AsyncExitStack() as stack:
-        for model in ("clustering", "broadcasting"):
+        models: tuple[Any, ...] = ("clustering", "broadcasting")
+        for model in models:
             for name, policy in policies.items():
                 inbox = inboxes[f"{name} {model}"] = Inbox()
                 consumer = Consumer(
@@ -133,7 +136,7 @@ async def test_where_a_group_begins(target: Target, place: str, group: str, tmp_
         await inboxes["timed broadcasting"].receive(8)
         await fill(target, [Message(place, b"now")])
         for inbox in inboxes.values():
-            await until(lambda inbox=inbox: b"now" in inbox.bodies, "what comes now")
+            await until(partial(lambda inbox: b"now" in inbox.bodies, inbox), "what comes now")
     found = {name: len(inbox.messages) - 1 for name, inbox in inboxes.items()}
     # Compat: upstream 4.9 may answer with the last message before the time.
     timed = found.pop("timed broadcasting")
@@ -234,7 +237,7 @@ async def test_orderly_retries_stay_in_place(target: Target, place: str, group: 
             raise RetryLater
 
     consumer = Consumer(
-        *(target.namesrv,), group=group, consume_from="first", orderly=True, suspend_queue_ms=50
+        target.namesrv, group=group, consume_from="first", orderly=True, suspend_queue_ms=50
     )
     async with running(consumer, place, handle), Producer(target.namesrv, group="p") as producer:
         for message in numbered(place, 3):

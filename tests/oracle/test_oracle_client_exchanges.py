@@ -6,8 +6,8 @@ import asyncio
 from collections import Counter
 
 import pytest
-from client_kit import Inbox, Target, eventually, running, until
 from peers.java import mqadmin
+from tests.oracle.client_kit import Inbox, Target, eventually, running, until
 
 from cosmodrome import (
     Admin,

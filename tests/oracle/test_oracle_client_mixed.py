@@ -6,16 +6,25 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-from client_kit import JAVA_49, OURS, Inbox, Target, check_same, messages, running, until
-from oracle_checks import body, letters
-from peers.clients import GO, JAVA, JAVA_HURRIED, Client, send
+from peers.clients import GO, JAVA, JAVA_HURRIED, Client, Letter, Line, send
 from peers.clients import Consumer as Peer
 from peers.java import mqadmin
 from peers.raw import create_topic
+from tests.oracle.client_kit import (
+    JAVA_49,
+    OURS,
+    Inbox,
+    Target,
+    check_same,
+    messages,
+    running,
+    until,
+)
+from tests.oracle.oracle_checks import body, letters
 
 from cosmodrome import ClientOptions, Consumer, Message, Producer, ReceivedMessage, blocking
 
@@ -40,7 +49,10 @@ async def test_they_read_what_we_send(
         readers = [
             stack.enter_context(
                 Peer(
-                    *(client, target.namesrv, place, f"{client.name}_{group}"),
+                    client,
+                    target.namesrv,
+                    place,
+                    f"{client.name}_{group}",
                     properties=["colour"],
                     await_start=False,
                 )
@@ -81,8 +93,8 @@ async def test_we_read_what_they_send(
     inbox = Inbox()
     consumer = Consumer(target.namesrv, group=group, consume_from="first")
     async with running(consumer, place, inbox):
-        answers = {}
-        sent = {}
+        answers: dict[bytes, Line] = {}
+        sent: dict[bytes, Letter] = {}
         for client in senders_and_readers:
             for mode in ("sync", "batch"):
                 some = letters(12, label=f"{client.name} {mode}")
@@ -184,7 +196,7 @@ class Group:
 
 
 @pytest.fixture
-def wide(target: Target, name: str) -> Iterator[str]:
+def wide(target: Target, name: str) -> str:
     cluster = target.cluster
     create_topic(cluster.namesrv_port, cluster.broker_port, f"W_{name}", QUEUES)
     return f"W_{name}"

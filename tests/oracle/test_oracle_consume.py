@@ -6,16 +6,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-from oracle_checks import (
-    BOOKED_S,
-    USER_PROPERTY,
-    Cluster,
-    body,
-    check_arrived,
-    check_order_per_queue,
-    letters,
-    names,
-)
 from peers.clients import (
     ALL,
     CPP,
@@ -30,6 +20,16 @@ from peers.clients import (
     send,
 )
 from peers.raw import committed_offset, max_offset
+from tests.oracle.oracle_checks import (
+    BOOKED_S,
+    USER_PROPERTY,
+    Cluster,
+    body,
+    check_arrived,
+    check_order_per_queue,
+    letters,
+    names,
+)
 
 Ready = Callable[[Client], Client]
 
@@ -81,9 +81,10 @@ def test_waiting_consumer_gets_a_message_at_once(
         consumer.listen(1.5)  # until its pulls wait in the broker
         late = letters(4, label="late")
         send(sender, cluster.namesrv, topic, f"p_{group}", "sync", late)
-        received = consumer.receive(12, timeout_s=10)[8:]
+        received = consumer.receive(12)[8:]
     assert {body(line) for line in received} == {letter.body for letter in late}
-    assert max(line["at_ms"] - line["store_ms"] for line in received) < 1000
+    # A pull that is not woken waits 15 s.
+    assert max(line["at_ms"] - line["store_ms"] for line in received) < 10_000
 
 
 @pytest.mark.parametrize("client", ALL, ids=names(ALL))
@@ -109,7 +110,7 @@ def test_restarted_consumer_continues(
 def _await_committed(cluster: Cluster, group: str, topic: str) -> None:
     """A client's last commit is one-way, so it may arrive a little after its end."""
     expected = [max_offset(cluster.broker_port, topic, queue_id) for queue_id in range(4)]
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 30
     while True:
         committed = [
             committed_offset(cluster.broker_port, group, topic, queue_id) for queue_id in range(4)

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Callable
 
 import pytest
-from oracle_checks import USER_PROPERTY, Cluster, body, check_arrived, letters, names
 from peers.clients import ALL, CPP, GO, JAVA, NODE, Client, Consumer, Letter, run, send
+from tests.oracle.oracle_checks import USER_PROPERTY, Cluster, body, check_arrived, letters, names
 
 Ready = Callable[[Client], Client]
 

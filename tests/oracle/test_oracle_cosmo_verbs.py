@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from click.testing import CliRunner
-from client_kit import Target
+from tests.oracle.client_kit import Target
 
 from cosmodrome import blocking
 from cosmodrome.cli.main import cosmo as program

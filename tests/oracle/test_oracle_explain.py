@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from client_kit import Target
 from peers.clients import Client
 from peers.clients import Consumer as Driver
+from tests.oracle.client_kit import Target
 
 from cosmodrome import Admin, Consumer, Message, Producer
-from cosmodrome.client.operate.checkup import FAIL, cluster_checks
-from cosmodrome.client.operate.explain import Explanation, explain
-from cosmodrome.client.operate.facts import Limits
+from cosmodrome.client.operate.diagnosis.checkup import cluster_checks
+from cosmodrome.client.operate.diagnosis.explain import Explanation, explain
+from cosmodrome.client.operate.diagnosis.facts import Limits
 from cosmodrome.client.operate.standing import standing
 from cosmodrome.env.real import WallClock
+from cosmodrome.findings import Severity
 
 QUICK = Limits(sample_ms=300)
 
@@ -43,13 +44,15 @@ async def until(check: Callable[[], Awaitable[bool]]) -> None:
 async def test_the_cluster_is_in_order(target: Target) -> None:
     async with Admin(target.namesrv) as admin:
         checks = await cluster_checks(admin.fleet, WallClock())
-    failing = [check for check in checks if check.status == FAIL and check.check != "disk"]
+    failing = [
+        check for check in checks if check.severity is Severity.ERROR and check.code != "disk"
+    ]
     assert failing == []
     assert {"name server", "broker", "advertised address", "disk", "clock"} == {
-        check.check for check in checks
+        check.code for check in checks
     }
-    (clock,) = [check for check in checks if check.check == "clock"]
-    assert abs(clock.figures["ahead_s"]) < 5
+    (clock,) = [check for check in checks if check.code == "clock"]
+    assert abs(clock.evidence["ahead_s"]) < 5
 
 
 async def test_a_java_consumer_that_has_consumed_everything(

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from oracle_checks import Cluster, body, check_arrived, letters, names
 from peers.clients import JAVA, JAVA_BINARY, Client, Consumer, Letter, send
 from peers.node import CosmoNode
 from peers.process import Process, accepts, free_port
 from peers.resolve import BUILD, ROOT
+from tests.oracle.oracle_checks import Cluster, body, check_arrived, letters, names
 
 Ready = Callable[[Client], Client]
 
@@ -130,11 +130,13 @@ def test_a_filter_that_is_not_installed_is_explained_to_the_client(
     send(java, cluster.namesrv, topic, f"p_{group}", "sync", some_letters(4))
     log = BUILD / "home" / "logs" / "rocketmqlogs" / "rocketmq_client.log"
     with Consumer(java, cluster.namesrv, topic, group, expression=f"class:{missing}") as consumer:
-        assert consumer.listen(5) == []
         explained = re.compile(
             rf"MQBrokerException: CODE: 1 +DESC: Filter '{missing}' is not installed.*SIGHUP"
         )
-        assert explained.search(log.read_text(errors="replace")), "the client's log says nothing"
+        deadline = time.monotonic() + 60
+        while not (log.exists() and explained.search(log.read_text(errors="replace"))):
+            assert consumer.listen(0.5) == []
+            assert time.monotonic() < deadline, "the client's log says nothing"
         # The operator installs it, and what was sent before arrives without a new subscription.
         (filter_server.filters / "more.py").write_text(
             f"FILTERS = {{{missing!r}: lambda message: True}}\n"
@@ -153,7 +155,10 @@ def test_a_filter_server_that_is_killed_loses_nothing(
 
     post(first)
     with Consumer(
-        *(java, cluster.namesrv, topic, group),
+        java,
+        cluster.namesrv,
+        topic,
+        group,
         expression="class:com.acme.Even",
         mode="push+poll=1000",
     ) as consumer:

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from oracle_checks import Cluster, body
 from peers.clients import JAVA_HURRIED, Client, Consumer, Letter, Line, run
 from peers.flows import Flow
 from peers.java import JavaCluster
 from peers.node import CosmoNode
 from peers.process import free_port
 from peers.raw import call, create_topic
+from tests.oracle.oracle_checks import Cluster, body
 
 Record = Callable[[str, object], None]
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from oracle_checks import Cluster, body
 from peers.clients import GO, JAVA, NODE, Client, Consumer, Letter, Line, run, send
 from peers.java import JavaCluster
 from peers.node import CosmoNode
 from peers.process import free_port
 from peers.raw import create_topic
+from tests.oracle.oracle_checks import Cluster, body
 
 Ready = Callable[[Client], Client]
 
@@ -26,7 +26,7 @@ SETTINGS = {
     "transactionTimeOut": "1000",
     "enablePropertyFilter": "true",
 }
-LATE_MS = 1_500
+LATE_MS = 3_500  # less than to the next delay level
 PAIRS = [(GO, GO), (GO, JAVA), (JAVA, GO)]
 
 
@@ -116,7 +116,11 @@ def test_go_retries_and_puts_aside(
     create_topic(cluster.namesrv_port, cluster.broker_port, f"%RETRY%{group}", 1)
     with Consumer(go, cluster.namesrv, topic, group, mode="failing:2:1") as consumer:
         (answer,) = send(
-            *(go, cluster.namesrv, topic, f"p_{group}", "sync"),
+            go,
+            cluster.namesrv,
+            topic,
+            f"p_{group}",
+            "sync",
             [Letter(b"bad", tags="Bad", keys="k1", properties={"colour": "red"})],
         )
         attempts = consumer.receive(3)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from oracle_checks import Cluster, letters
 from peers.clients import Client, Consumer, send
 from peers.node import CosmoNode
 from peers.prometheus import promtool
 from peers.resolve import ToolMissing
+from tests.oracle.oracle_checks import Cluster, letters
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
 

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from oracle_checks import Cluster
 from peers.clients import Client, Letter, Line, send
 from peers.mqadmin import AdminTool
 from peers.raw import call, create_topic
+from tests.oracle.oracle_checks import Cluster
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracle_checks import Cluster
 from peers.mqadmin import AdminTool, start_tool
 from peers.raw import call, create_topic
+from tests.oracle.oracle_checks import Cluster
 
 MONITOR_DEADLINE_S = 180
 MONITOR_GROUP = "__MONITOR_CONSUMER"
@@ -80,7 +80,9 @@ def test_broker_status_of_a_cluster(tool: AdminTool, cluster: Cluster) -> None:
     # Over ten seconds, a minute and ten minutes; upstream leaves out what it does not know yet.
     printed = tool.until(
         lambda text: all(shown(text)[rate].split(" ")[0] for rate in rates),
-        *("brokerStatus", "-c", cluster.cluster_name),
+        "brokerStatus",
+        "-c",
+        cluster.cluster_name,
     )
     figures = shown(printed)
     assert all(len(figures[rate].split(" ")) == 3 for rate in rates)

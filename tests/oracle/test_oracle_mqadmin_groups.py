@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from oracle_checks import Cluster, body
 from peers.clients import JAVA, Client, Consumer, Letter, Line, send
 from peers.mqadmin import AdminTool
 from peers.raw import create_topic
+from tests.oracle.oracle_checks import Cluster, body
 
 BODIES = [b"first", b"second", b"third"]
 PROGRESS = re.compile(r"^(\S+)\s+\S+\s+(\d+)\s+(\d+)\s+(\d+)\s+", re.MULTILINE)

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 from peers.java import JavaCluster
-from peers.node import ROOT
 from peers.process import Process, accepts, free_port
-from peers.resolve import ToolMissing
+from peers.resolve import ROOT, ToolMissing
 
 from cosmodrome.wire import fastjson
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from oracle_checks import Cluster, body, names
 from peers.clients import GO, JAVA, NODE, Client, Consumer, Letter, run, send
 from peers.raw import create_topic, max_offset
+from tests.oracle.oracle_checks import Cluster, body, names
 
 Ready = Callable[[Client], Client]
 

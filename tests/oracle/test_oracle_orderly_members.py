@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from oracle_checks import Cluster, await_all, body
 from peers.clients import Client, Consumer
+from tests.oracle.oracle_checks import Cluster, await_all, body
 
 
 def test_order_is_kept_when_members_join_and_die(
@@ -22,14 +22,15 @@ def test_order_is_kept_when_members_join_and_die(
     with (
         member() as first,
         Consumer(
-            *(java, cluster.namesrv, topic, f"p_{group}"), verb="stream", mode="orderly+pace=30"
+            java, cluster.namesrv, topic, f"p_{group}", verb="stream", mode="orderly+pace=30"
         ) as producer,
         member() as second,
     ):
         await_all(
             (first, second),
             lambda: len(first.assigned) == len(second.assigned) == 2 and len(second.messages) > 8,
-            *(90, "share the queues"),
+            90,
+            "share the queues",
         )
         with member() as third:
             trio = (first, second, third)
@@ -40,7 +41,8 @@ def test_order_is_kept_when_members_join_and_die(
                     and queues(*trio) == [0, 1, 2, 3]
                     and len(third.messages) > 8
                 ),
-                *(90, "share the queues with a third"),
+                90,
+                "share the queues with a third",
             )
             second.kill9()
             orphans = set(second.assigned)
@@ -58,7 +60,8 @@ def test_order_is_kept_when_members_join_and_die(
             await_all(
                 (first, third),
                 lambda: queues(first, third) == [0, 1, 2, 3],
-                *(60, "own all queues"),
+                60,
+                "own all queues",
             )
     assert received() == everything
     assert orphans

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from oracle_checks import body, check_arrived, letters
 from peers.clients import GO, JAVA_HURRIED, Client, Consumer, Letter, Line, send
 from peers.flows import Flow
 from peers.raw import call, create_topic
 from peers.several import Servers
+from tests.oracle.oracle_checks import body, check_arrived, letters
 
 Ready = Callable[[Client], Client]
 Record = Callable[[str, object], None]
@@ -189,7 +189,10 @@ def test_a_silent_broker_is_avoided(
     make_topic(servers, f"T_{name}", a=2, b=2)
     silent = servers.brokers[B]
     with Flow(
-        *(java, servers.namesrv, f"T_{name}", f"p_{group}"),
+        java,
+        servers.namesrv,
+        f"T_{name}",
+        f"p_{group}",
         mode="avoiding",
         timeout_ms=1500,
         pause_ms=20,
@@ -211,11 +214,11 @@ def test_a_silent_broker_is_avoided(
         moved = during[last + 1 :]
         assert len(moved) >= 50
         assert {line["broker"] for line in moved} == {A}
-        assert max(line["at_ms"] - line["before_ms"] for line in moved) < 1000
+        assert max(line["at_ms"] - line["before_ms"] for line in moved) < 1500
         resumed = time.monotonic()
         total = 100
         while {line.get("broker") for line in flow.answers[total - 4 :]} != {A, B}:
-            assert time.monotonic() - resumed < 20, "the broker is avoided for ever"
+            assert time.monotonic() - resumed < 90, "the broker is avoided for ever"
             flow.feed(numbered(f"again {total}", 4))
             total += 4
             flow.wait_answers(total)

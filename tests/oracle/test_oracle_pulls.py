@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from oracle_checks import Cluster, body
 from peers.clients import GO, Client, Letter, Line, run, send
 from peers.raw import call, committed_offset, create_topic
+from tests.oracle.oracle_checks import Cluster, body
 
 FOUND = "FOUND"
 ON_JAVA = os.environ.get("ORACLE_TARGET") == "java"
@@ -77,7 +77,10 @@ def test_pull_consumer_keeps_its_place(
 ) -> None:
     send(
         java,
-        *(cluster.namesrv, topic, f"p_{group}", "orderly"),
+        cluster.namesrv,
+        topic,
+        f"p_{group}",
+        "orderly",
         [Letter(b"%d" % number, shard=1) for number in range(9)],
     )
     time.sleep(2)  # upstream's broker takes the message nearest to a time
@@ -108,14 +111,20 @@ def test_lite_pull_seeks_and_commits(
     poll: dict[str, object] = {"do": "poll", "ms": 10_000}
     seek: dict[str, object] = {"do": "seek", "queue": 0, "offset": 15}
     committed: dict[str, object] = {"do": "committed", "queue": 0}
-    steps = [
+    steps: list[dict[str, object]] = [
         {"do": "queues"},
-        *(poll, poll),  # ten at a time
+        poll,
+        poll,  # ten at a time
         {"do": "commit"},
         committed,
-        *(seek, poll, {"do": "commit"}, committed),
-        *({"do": "begin", "queue": 0}, poll),
-        *({"do": "end", "queue": 0}, {"do": "poll", "ms": 1_000}),
+        seek,
+        poll,
+        {"do": "commit"},
+        committed,
+        {"do": "begin", "queue": 0},
+        poll,
+        {"do": "end", "queue": 0},
+        {"do": "poll", "ms": 1_000},
     ]
     lines = _steps(java, cluster, ["lite", topic, group, mode], steps)
     answers = [line for line in lines if line["event"] not in ("message", "started")]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from client_kit import JAVA_53, Target
+from tests.oracle.client_kit import JAVA_53, Target
 
 from cosmodrome.client.operate.admin import Admin
 from cosmodrome.client.operate.offsets import NotMoved
+from cosmodrome.client.receive.engine.pulling import PullStatus
 from cosmodrome.client.receive.pull_consumer import PullConsumer
-from cosmodrome.client.receive.queue_reader import PullStatus
 from cosmodrome.client.send.producer import Producer
 from cosmodrome.client.values import Message, MessageQueue, ReceivedMessage
 

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 
 import pytest
-from oracle_checks import Cluster, body
 from peers.clients import Client, Letter, send
 from peers.clients import Consumer as PeerConsumer
 from peers.java import mqadmin
+from tests.oracle.oracle_checks import Cluster, body
 
 from cosmodrome.client.receive.consumer import Consumer
 from cosmodrome.client.receive.handlers import Reject, RetryLater

@@ -6,14 +6,15 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
-from oracle_checks import Cluster, body
 from peers.clients import Client, Consumer
 from peers.java import JavaCluster, mqadmin
 from peers.node import CosmoNode
 from peers.process import free_port
 from peers.raw import create_topic
+from tests.oracle.oracle_checks import Cluster, body
 
 from cosmodrome.client.send.producer import Producer
 from cosmodrome.client.send.transactions import TransactionProducer, TransactionState
@@ -99,7 +100,9 @@ async def test_transactions_are_decided_and_asked_about(
         ) as producer:
             for state in TransactionState:
                 message = Message(topic, state.name.encode())
-                result = await producer.send_in_transaction(message, lambda _, state=state: state)
+                result = await producer.send_in_transaction(
+                    message, partial(lambda state, _: state, state)
+                )
                 assert result.send.status is SendStatus.OK
             received = await asyncio.to_thread(consumer.receive, 2)
     assert sorted(map(body, received)) == [b"COMMIT", b"UNKNOWN"]

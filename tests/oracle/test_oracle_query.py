@@ -7,8 +7,8 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from oracle_checks import Cluster, body, names
 from peers.clients import CPP, GO, JAVA, JAVA_BINARY, NODE, Client, Failed, Letter, run, send
+from tests.oracle.oracle_checks import Cluster, body, names
 
 Ready = Callable[[Client], Client]
 

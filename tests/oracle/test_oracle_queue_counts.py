@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from oracle_checks import Cluster, body
 from peers.clients import Client, Consumer, Letter, run, send
 from peers.raw import create_topic, max_offset
+from tests.oracle.oracle_checks import Cluster, body
 
 QUICK = "poll=500"  # how often routes are asked for; 30 s otherwise
 
@@ -62,7 +62,7 @@ def test_queues_grow_and_shrink_under_traffic(
     with (
         Consumer(java, cluster.namesrv, topic, group, mode=f"push+{QUICK}") as consumer,
         Consumer(
-            *(java, cluster.namesrv, topic, f"p_{group}"), verb="stream", mode=f"sync+{QUICK}"
+            java, cluster.namesrv, topic, f"p_{group}", verb="stream", mode=f"sync+{QUICK}"
         ) as producer,
     ):
         consumer.wait(lambda: len(consumer.assigned) == 4, 90, "get four queues")

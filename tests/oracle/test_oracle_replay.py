@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from oracle_checks import Cluster, body, letters
 from peers.clients import CPP, GO, JAVA, Client, Consumer, Letter, run, send
 from peers.java import mqadmin
 from peers.raw import committed_offset, create_topic, max_offset
+from tests.oracle.oracle_checks import Cluster, body, letters
 
 Ready = Callable[[Client], Client]
 
@@ -51,8 +51,16 @@ def test_running_consumers_go_back_in_time(
         for client in RUNNING:
             since_ms = between_ms[client] - (0 if client is GO else 3_600_000)
             printed = mqadmin(
-                *(cluster.namesrv, "resetOffsetByTime", "-f", "true", "-s", str(since_ms)),
-                *("-g", f"g_{client.name}_{name}", "-t", f"T_{client.name}_{name}"),
+                cluster.namesrv,
+                "resetOffsetByTime",
+                "-f",
+                "true",
+                "-s",
+                str(since_ms),
+                "-g",
+                f"g_{client.name}_{name}",
+                "-t",
+                f"T_{client.name}_{name}",
                 *(["-c"] if client is CPP else []),
             )
             assert printed.count(cluster.broker_name) == 4, printed
@@ -83,7 +91,7 @@ def test_progress_of_an_absent_group(
 
     clone = f"{group}_clone"
     printed = mqadmin(
-        *(cluster.namesrv, "cloneGroupOffset", "-s", group, "-d", clone, "-t", topic, "-o", "true")
+        cluster.namesrv, "cloneGroupOffset", "-s", group, "-d", clone, "-t", topic, "-o", "true"
     )
     assert "success" in printed, printed
     assert _committed(cluster, clone, topic) == [5, 5, 5, 5]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from oracle_checks import BOOKED_S, Cluster, check_arrived, letters
 from peers.clients import Client, Consumer, run, send
 from peers.raw import create_topic
+from tests.oracle.oracle_checks import BOOKED_S, Cluster, check_arrived, letters
 
 
 @pytest.mark.parametrize("end", ["stop", "kill9"])

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from oracle_checks import Cluster, body, names
 from peers.clients import GO, JAVA, Client, Consumer, Letter, send
 from peers.mqadmin import AdminTool
 from peers.raw import call
+from tests.oracle.oracle_checks import Cluster, body, names
 
 Ready = Callable[[Client], Client]
 
@@ -50,7 +50,11 @@ def test_running_info_and_direct_consumption(
     ready(client)
     with Consumer(client, cluster.namesrv, topic, group, expression="TagA || TagB") as consumer:
         (answer, _) = send(
-            *(java, cluster.namesrv, topic, f"p_{group}", "sync"),
+            java,
+            cluster.namesrv,
+            topic,
+            f"p_{group}",
+            "sync",
             [Letter(b"letter", tags="TagA"), Letter(b"other", tags="TagB")],
         )
         consumer.receive(2)
@@ -64,7 +68,11 @@ def test_running_info_and_direct_consumption(
         # A Go client fails to describe itself for ten seconds: its first rate is 0 / 0.
         printed = tool.until(
             lambda text: "#Consumer MQ Detail#" in text,
-            *("consumerStatus", "-g", group, "-i", client_id),
+            "consumerStatus",
+            "-g",
+            group,
+            "-i",
+            client_id,
         )
         _check_subscription(printed, topic, "TagA || TagB")
         detail = printed.partition("#Consumer MQ Detail#")[2]

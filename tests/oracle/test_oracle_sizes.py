@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 
 import pytest
-from oracle_checks import Cluster, body, check_arrived, letters
 from peers.clients import Client, Consumer, Letter, Line, run, send
+from tests.oracle.oracle_checks import Cluster, body, check_arrived, letters
 
 MIB = 1 << 20
 LIMIT = 4 * MIB

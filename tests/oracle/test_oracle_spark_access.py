@@ -18,12 +18,12 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from access_kit import ADMIN, guarded_cluster, make_certificate
 from peers.clients import JAVA, Client
 from peers.java import JavaCluster
 from peers.process import free_port
 from pyspark.errors import PySparkException
-from spark_kit import local_spark
+from tests.oracle.access_kit import ADMIN, guarded_cluster, make_certificate
+from tests.oracle.spark_kit import local_spark
 
 from cosmodrome import ClientOptions
 from cosmodrome.blocking import Admin

@@ -15,6 +15,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,9 @@ from peers.spark import StandaloneSpark
 from cosmodrome import Message
 from cosmodrome.blocking import Producer
 from cosmodrome.spark.cluster import Cluster
-from cosmodrome.spark.options import Connection, ReadOptions
-from cosmodrome.spark.plan import Range
-from cosmodrome.spark.reader import read_range
+from cosmodrome.spark.read.options import Connection, ReadOptions
+from cosmodrome.spark.read.plan import Range
+from cosmodrome.spark.read.reader import read_range
 
 ROWS = 4_000
 DEADLINE_S = 300  # for one step on a machine that is busy with others
@@ -42,7 +43,7 @@ DEADLINE_S = 300  # for one step on a machine that is busy with others
 PROGRAM = textwrap.dedent(
     """
     import json, sys, time
-    from cosmodrome.spark.session import session, stop
+    from cosmodrome.spark.runtime.session import session, stop
 
     namesrv, checkpoint, master, conf = sys.argv[1:]
     spark = session("cluster", master=master, conf=json.loads(conf), delta=False)
@@ -148,7 +149,7 @@ def test_reads_writes_and_a_stream_whose_executors_die(
     driver = Driver(words, tmp_path)
     for more in (130, 500):
         wanted = stored(namesrv, "sunk") + more
-        driver.wait(lambda wanted=wanted: stored(namesrv, "sunk") >= wanted, f"{more} rows")
+        driver.wait(partial(lambda least: stored(namesrv, "sunk") >= least, wanted), f"{more} rows")
         kill_one(standalone, driver)
     driver.finish()
     assert json.loads(driver.out.read_text()) == {"rows": ROWS, "parts": 2}
@@ -176,7 +177,7 @@ def test_an_archive_whose_executors_die(
         return max((int(file.stem) for file in found), default=-1)
 
     for batch in (1, 4):
-        driver.wait(lambda batch=batch: newest() >= batch, f"batch {batch}")
+        driver.wait(partial(lambda least: newest() >= least, batch), f"batch {batch}")
         kill_one(standalone, driver)
     driver.finish()
     found = arrow_dataset.dataset(lake, format="parquet", partitioning="hive")

@@ -24,7 +24,7 @@ from peers.node import CosmoNode
 from peers.raw import create_topic
 from peers.resolve import ResolveFailed
 from peers.spark import OLDEST, delta_jars, oldest_python
-from spark_kit import DEADLINE_S, Setting
+from tests.oracle.spark_kit import DEADLINE_S, Setting
 
 from cosmodrome import Message
 from cosmodrome.blocking import Producer
@@ -41,7 +41,7 @@ PROGRAM = textwrap.dedent(
     from cosmodrome.blocking import Producer
     from cosmodrome.spark import table
     from cosmodrome.spark.jobs.archive import archive
-    from cosmodrome.spark.session import session, stop
+    from cosmodrome.spark.runtime.session import session, stop
 
     namesrv, lake, topic, conf = sys.argv[1:5]
     begin, count = int(sys.argv[5]), int(sys.argv[6])

@@ -16,22 +16,29 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from client_kit import ARTIFACTS, JAVA_49, JAVA_53, Target
-from oracle_checks import body, letters
 from peers.clients import JAVA, Client, Letter, Line, run, send
 from peers.java import JavaCluster
 from peers.process import free_port
 from peers.raw import create_topic
-from spark_kit import local_spark
-from store_checker import GEOMETRY, HALF_TOPIC, SCHEDULE_TOPIC, History, Record, read_log
-from store_checker import send as send_raw
+from tests.oracle.client_kit import ARTIFACTS, JAVA_49, JAVA_53, Target
+from tests.oracle.oracle_checks import body, letters
+from tests.oracle.spark_kit import local_spark
+from tests.oracle.store_checker import (
+    GEOMETRY,
+    HALF_TOPIC,
+    SCHEDULE_TOPIC,
+    History,
+    Record,
+    read_log,
+)
+from tests.oracle.store_checker import send as send_raw
 
 from cosmodrome import Message
 from cosmodrome.blocking import Admin, Producer, PullConsumer
 from cosmodrome.client.values import ReceivedMessage
 from cosmodrome.spark.cluster import Cluster
-from cosmodrome.spark.options import Connection
-from cosmodrome.spark.rows import COLUMNS
+from cosmodrome.spark.read.options import Connection
+from cosmodrome.spark.read.rows import COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -325,7 +332,9 @@ def test_a_micro_batch_that_came_twice_is_read_once(
 @pytest.fixture(params=sorted(ARTIFACTS))
 def upstream(request: pytest.FixtureRequest, java: Client, tmp_path: Path) -> JavaCluster:
     return JavaCluster(
-        *(tmp_path, free_port(), free_port(-2, 1)),
+        tmp_path,
+        free_port(),
+        free_port(-2, 1),
         settings=GEOMETRY,
         artifacts=ARTIFACTS[request.param],
     )

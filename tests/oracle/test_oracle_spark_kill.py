@@ -29,7 +29,7 @@ from cosmodrome import Message
 from cosmodrome.blocking import Producer
 from cosmodrome.errors import CosmodromeError
 from cosmodrome.spark.cluster import Cluster
-from cosmodrome.spark.options import Connection
+from cosmodrome.spark.read.options import Connection
 
 TOPIC = "killed"
 QUEUES = 4

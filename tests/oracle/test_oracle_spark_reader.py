@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
-from client_kit import Target
+from tests.oracle.client_kit import Target
 
 from cosmodrome import Message
 from cosmodrome.blocking import Producer
 from cosmodrome.errors import Refused
 from cosmodrome.spark.cluster import Cluster
-from cosmodrome.spark.options import Connection, ReadOptions
-from cosmodrome.spark.plan import DataLoss, Range
-from cosmodrome.spark.reader import read_range
+from cosmodrome.spark.read.options import Connection, ReadOptions
+from cosmodrome.spark.read.plan import DataLoss, Range
+from cosmodrome.spark.read.reader import read_range
 from cosmodrome.wire.bodies import MessageQueue
 
 
@@ -68,8 +68,9 @@ def test_a_range_is_read_whole(target: Target, place: str) -> None:
         ids = fill(target, queue, bodies)
         until(lambda: cluster.bounds([queue]), {queue: (0, 300)})
         assert place in cluster.topics()
+        key = ids[123]
         until(
-            lambda: [found[:3] for found in cluster.find_by_unique_key(place, ids[123])],
+            lambda: [one[:3] for one in cluster.find_by_unique_keys(place, [key])[key]],
             [(queue.broker_name, 0, 123)],
         )
         average = cluster.average_bytes(queue, 10)

@@ -23,9 +23,9 @@ from peers.resolve import ROOT
 from cosmodrome import Message
 from cosmodrome.blocking import Producer
 from cosmodrome.spark.cluster import Cluster
-from cosmodrome.spark.options import Connection, ReadOptions
-from cosmodrome.spark.plan import Range
-from cosmodrome.spark.reader import read_range
+from cosmodrome.spark.read.options import Connection, ReadOptions
+from cosmodrome.spark.read.plan import Range
+from cosmodrome.spark.read.reader import read_range
 
 SOURCE, TARGET = "rows", "sunk"
 ROWS = 4_000
@@ -36,7 +36,7 @@ EXECUTOR = b"CoarseGrainedExecutorBackend"
 PROGRAM = textwrap.dedent(
     """
     import sys, time
-    from cosmodrome.spark.session import session
+    from cosmodrome.spark.runtime.session import session
 
     namesrv, checkpoint, master = sys.argv[1:]
     conf = {"spark.sql.execution.arrow.maxRecordsPerBatch": "20"}

@@ -23,7 +23,7 @@ import pyarrow.dataset as arrow_dataset
 from peers.node import CosmoNode
 from peers.raw import create_topic
 from peers.spark import OLDEST, oldest_python
-from spark_kit import Setting
+from tests.oracle.spark_kit import Setting
 
 from cosmodrome import Message
 from cosmodrome.blocking import Producer
@@ -34,7 +34,7 @@ PROGRAM = textwrap.dedent(
     """
     import json, os, sys
     import pyspark
-    from cosmodrome.spark.session import session, stop
+    from cosmodrome.spark.runtime.session import session, stop
 
     namesrv, folder, out = sys.argv[1:]
     spark = session("doors", master="local[2]", delta=False)
@@ -154,9 +154,21 @@ def test_every_door(setting: Setting, node: CosmoNode, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     for _ in range(2):  # the second time there is nothing to do
         setting.run(
-            *("-m", "cosmodrome.cli", "pipeline", "archive", str(lake), "-t", "source"),
-            *("-n", node.namesrv_address, "--once", "--no-delta", "--rows-per-batch", "250"),
-            *("--master", "local[2]"),
+            "-m",
+            "cosmodrome.cli",
+            "pipeline",
+            "archive",
+            str(lake),
+            "-t",
+            "source",
+            "-n",
+            node.namesrv_address,
+            "--once",
+            "--no-delta",
+            "--rows-per-batch",
+            "250",
+            "--master",
+            "local[2]",
             log=log,
         )
         offsets = lake_offsets(lake)

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from oracle_checks import Cluster, body, consumers, letters, names
 from peers.clients import CPP, GO, JAVA, NODE, Client, Letter, Line, send
 from peers.raw import create_topic
+from tests.oracle.oracle_checks import Cluster, body, consumers, letters, names
 
 Ready = Callable[[Client], Client]
 

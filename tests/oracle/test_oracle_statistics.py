@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from oracle_checks import Cluster
 from peers.clients import Client, Letter, send
 from peers.mqadmin import AdminTool
+from tests.oracle.oracle_checks import Cluster
 
 
 def test_stats_all(java: Client, tool: AdminTool, cluster: Cluster, topic: str) -> None:

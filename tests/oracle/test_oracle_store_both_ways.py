@@ -6,17 +6,16 @@ what was sent, what the files say and what the broker at hand answers.
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 
 import pytest
-from oracle_checks import body
 from peers.clients import Client, run
 from peers.java import JavaCluster
 from peers.node import CosmoNode
 from peers.process import free_port
-from store_checker import (
+from tests.oracle.oracle_checks import body
+from tests.oracle.store_checker import (
     CHECKPOINT_MARGIN_MS,
     GEOMETRY,
     HALF_TOPIC,
@@ -24,14 +23,12 @@ from store_checker import (
     SCHEDULE_TOPIC,
     History,
     Record,
-    ask,
     check_files,
-    make_topic,
     read_checkpoint,
     read_log,
-    send,
     wait_until,
 )
+from tests.oracle.store_loads import delay_offsets, pending, special_messages
 
 ENDS = ("stop", "kill9")
 Server = CosmoNode | JavaCluster
@@ -84,16 +81,9 @@ def finish(server: Server, store: Path, history: History, how: str, label: str) 
 
 
 def await_checkpoint(store: Path) -> None:
-    """Until all that is in the store now is old enough for its checkpoint to count."""
+    """Until the checkpoint vouches for all that is in the store now."""
     last_ms = read_log(store)[-1].store_ms
     wait_until(lambda: min(read_checkpoint(store)) >= last_ms, "no checkpoint of the last record")
-    time.sleep(CHECKPOINT_MARGIN_MS / 1000 + 0.1)
-
-
-def _delay_offsets(store: Path) -> dict[str, str]:
-    """Progress of each delay level."""
-    text = (store / "config" / "delayOffset.json").read_text()
-    return dict(re.findall(r"(\d+):(\d+)", text))
 
 
 def _offsets_saved(store: Path, history: History) -> bool:
@@ -114,7 +104,9 @@ def test_upstream_serves_our_store(
         history.fill(port, "first", 240)
         if end == "kill9":
             await_checkpoint(store)
+            time.sleep(CHECKPOINT_MARGIN_MS / 1000 + 0.1)
             history.fill(port, "late")
+            await_checkpoint(store)  # so it is later than the first messages by that margin
         history.check(port, store)
         finish(ours, store, history, end, "first")
     assert len(list((store / "commitlog").iterdir())) >= 5
@@ -148,7 +140,7 @@ def test_we_serve_upstreams_store(end: str, ours: CosmoNode, upstream: JavaClust
         history.check(port, store)
         finish(upstream, store, history, end, "first")
     before = read_log(store)
-    delays = _delay_offsets(store)
+    delays = delay_offsets(store)
     with ours:
         after = history.check(port, store)
         assert after == before
@@ -158,7 +150,7 @@ def test_we_serve_upstreams_store(end: str, ours: CosmoNode, upstream: JavaClust
         history.fill(port, "second")
         history.check(port, store)
         finish(ours, store, history, "stop", "second")
-    assert _delay_offsets(store) == delays
+    assert delay_offsets(store) == delays
 
 
 @pytest.mark.parametrize("ends", [("stop", "kill9"), ("kill9", "stop")], ids="-".join)
@@ -180,78 +172,3 @@ def test_round_trip(ends: tuple[str, str], ours: CosmoNode, upstream: JavaCluste
             finish(server, store, history, end, f"turn{turn}")
     with ours:
         assert history.check(port, store)[: len(log)] == log
-
-
-def pending(port: int, history: History) -> None:
-    """A message that waits for longer than any test lasts."""
-    sent = history.letter("Orders", 0, label="pending")
-    sent.properties["DELAY"] = "10"
-    send(port, sent)
-
-
-def special_messages(port: int, store: Path, history: History) -> None:
-    """Delayed, transactional, retried and dead messages, delivered and not."""
-    pending(port, history)
-    delayed = history.letter("Orders", 0, label="delayed")
-    delayed.properties["DELAY"] = "1"
-    send(port, delayed)
-    history.delivered.append(delayed)
-
-    for decision in (8, 12, None):
-        half = history.letter("Notes", 1, label=f"half {decision}")
-        half.properties |= {"TRAN_MSG": "true", "PGROUP": "p_checker"}
-        half.sys_flag = 4
-        send(port, half)
-        if decision is None:
-            continue
-        ask(
-            port,
-            37,
-            {
-                "producerGroup": "p_checker",
-                "tranStateTableOffset": str(half.queue_offset),
-                "commitLogOffset": str(half.log_offset),
-                "commitOrRollback": str(decision),
-                "fromTransactionCheck": "false",
-                "msgId": half.properties["UNIQ_KEY"],
-                "transactionId": half.properties["UNIQ_KEY"],
-            },
-        )
-        if decision == 8:
-            half.sys_flag = 0
-            history.delivered.append(half)
-
-    for level in ("1", "-1"):  # again in a second; at once among the dead
-        back = history.acknowledged[7]
-        ask(
-            port,
-            36,
-            {
-                "offset": str(back.log_offset),
-                "group": "g_first",
-                "delayLevel": level,
-                "originMsgId": back.properties["UNIQ_KEY"],
-                "originTopic": back.topic,
-                "unitMode": "false",
-                "maxReconsumeTimes": "5",
-            },
-        )
-    # Dead letters are there for operators: not readable until one says so.
-    make_topic(port, "%DLQ%g_first", 1)
-
-    def arrived() -> bool:
-        log = read_log(store)
-        bodies = {r.body for r in log if r.topic in history.topics}
-        topics = [r.topic for r in log]
-        return (
-            all(sent.body in bodies for sent in history.delivered)
-            and topics.count(OP_TOPIC) == 2
-            and topics.count("%RETRY%g_first") == 1
-            and topics.count("%DLQ%g_first") == 1
-        )
-
-    wait_until(arrived, "special messages are missing")
-    # What was delivered must not be delivered again after a kill.
-    wait_until(
-        lambda: (store / "config" / "delayOffset.json").exists(), "no progress of delays on disk"
-    )

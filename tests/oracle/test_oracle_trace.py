@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from oracle_checks import Cluster, names
 from peers.clients import GO, JAVA, Client, Consumer, Letter, run, send
 from peers.java import mqadmin
+from tests.oracle.oracle_checks import Cluster, names
 
 from cosmodrome.client.operate.admin import Admin
 from cosmodrome.client.operate.tracks import Traced, traces

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from oracle_checks import Cluster, body
 from peers.clients import Client, Consumer, Letter, Line, run
 from peers.java import JavaCluster, mqadmin
 from peers.node import CosmoNode
 from peers.process import free_port
 from peers.raw import create_topic
+from tests.oracle.oracle_checks import Cluster, body
 
 SETTINGS = {"transactionCheckInterval": "1000", "transactionTimeOut": "1000"}
 

@@ -7,10 +7,10 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from oracle_checks import USER_PROPERTY, Cluster, check_arrived, letters
 from peers.clients import Client, Consumer, Letter, send
 from peers.java import mqadmin
 from peers.raw import call
+from tests.oracle.oracle_checks import USER_PROPERTY, Cluster, check_arrived, letters
 
 UNIT_TOPICS, UNIT_SUB_TOPICS, UNIT_SUB_PLAIN_TOPICS = 311, 312, 313
 
@@ -52,7 +52,7 @@ def test_unit_marks(java: Client, cluster: Cluster, name: str, group: str) -> No
     for mark, words in (("unit", ["-u", "true"]), ("sub", ["-s", "true"]), ("none", [])):
         made[mark] = f"U_{mark}_{name}"
         printed = mqadmin(
-            *(cluster.namesrv, "updateTopic", "-c", cluster.cluster_name, "-t", made[mark]), *words
+            cluster.namesrv, "updateTopic", "-c", cluster.cluster_name, "-t", made[mark], *words
         )
         assert re.search("create topic to .* success", printed)
     unit, sub, none = made["unit"], made["sub"], made["none"]

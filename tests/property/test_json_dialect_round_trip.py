@@ -11,7 +11,7 @@ from cosmodrome.errors import ProtocolError
 from cosmodrome.wire import fastjson, properties_text
 from cosmodrome.wire.fastjson import ObjectKey
 
-texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 names = texts.filter(lambda name: name not in ("$ref", "@type"))
 scalars = (
     st.none()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cosmodrome import speed
 from cosmodrome.errors import ProtocolError
-from cosmodrome.speed import pure
+from cosmodrome.speed.core import pure
 from cosmodrome.wire.frame import Frame, FrameSplitter, decode, encode
 from cosmodrome.wire.message import (
     compress,
@@ -133,8 +133,20 @@ def test_damaged_streams(frames: list[Frame], at: int, byte: int) -> None:
 
 
 RECORD = st.tuples(
-    *(INT64, INT64, INT64, st.binary(max_size=127), INT32, INT32, INT32, INT64, HOST, HOST),
-    *(INT32, INT64, st.binary(max_size=60), st.binary(max_size=60)),
+    INT64,
+    INT64,
+    INT64,
+    st.binary(max_size=127),
+    INT32,
+    INT32,
+    INT32,
+    INT64,
+    HOST,
+    HOST,
+    INT32,
+    INT64,
+    st.binary(max_size=60),
+    st.binary(max_size=60),
 )
 
 

@@ -25,18 +25,19 @@ from cosmodrome.layout import (
     SERIALIZE_BINARY,
     SERIALIZE_JSON,
 )
-from cosmodrome.speed import lane_pure, pure
+from cosmodrome.speed.core import pure
+from cosmodrome.speed.lane import pure as lane_pure
 from cosmodrome.wire.message import parse_properties
 from cosmodrome.wire.record import Record, decode_records
 
 CORES: list[ModuleType] = [lane_pure]
 try:
-    from cosmodrome.speed import lane
+    from cosmodrome.speed.lane import native as lane
 except ImportError:
     if os.environ.get("COSMODROME_REQUIRE_NATIVE"):
         raise
 else:
-    if speed.FLAVOUR == "native":  # it needs the places of the compiled core
+    if speed.FLAVOUR == "native":  # it needs the queue ends of the compiled core
         CORES.append(lane)
 
 often = settings(max_examples=100, deadline=None)
@@ -51,18 +52,80 @@ TOPICS = (b"T", b"U", b"Topic-2", b"x" * 127, b"null")
 Taken = tuple[int, int, bool, bool, Record]  # code, opaque, one-way, whether it waits
 SHORT = "abcdefghijkm"
 LONG = (
-    *("producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag"),
-    *("bornTimestamp", "flag", "properties", "reconsumeTimes", "unitMode", "batch"),
+    "producerGroup",
+    "topic",
+    "defaultTopic",
+    "defaultTopicQueueNums",
+    "queueId",
+    "sysFlag",
+    "bornTimestamp",
+    "flag",
+    "properties",
+    "reconsumeTimes",
+    "unitMode",
+    "batch",
 )
 WORDS = (
-    *(b'"', b"\\", b"\\u", b"\\ud800", b"\\ud83d\\ude80", b"\\u0000", b"\\u0001", b"\\u0002"),
-    *(b"\\u000a", b"\\u00e9", b"\\n", b"\\/", b"\\q", b"{", b"}", b",", b":", b"null", b"true"),
-    *(b" ", b"\t", b"\n", b"-", b"-0", b"00", b"9" * 10, b"9" * 11, b"9" * 19, b"1e5", b"1.5"),
-    *(b"\xff", b"\xc3", b"\xc3\xa9", b"\xed\xa0\x80", b"\0", b"\1", b"\2", b"\x1f", b"\x7f"),
-    *(b'"code":310,', b'"flag":2,', b'"opaque":7,', b'"opaque":-7,', b'"extFields":{},'),
-    *(b'"extFields":{"e":"1"},', b'"remark":null,', b'"remark":"\\n",', b'"language":99,'),
-    *(b'"b":"T",', b'"b" : "T",', b'"e":2,', b'"e":"2",', b'"i":"TAGS\\u0001Z",', b'"i":"\\q",'),
-    *(b'"i":"\\ud800",', b'"i":"",', b'"j":"",', b'"o":"x",', b'"x":"\\u0041",', b'"\\u0062":"T",'),
+    b'"',
+    b"\\",
+    b"\\u",
+    b"\\ud800",
+    b"\\ud83d\\ude80",
+    b"\\u0000",
+    b"\\u0001",
+    b"\\u0002",
+    b"\\u000a",
+    b"\\u00e9",
+    b"\\n",
+    b"\\/",
+    b"\\q",
+    b"{",
+    b"}",
+    b",",
+    b":",
+    b"null",
+    b"true",
+    b" ",
+    b"\t",
+    b"\n",
+    b"-",
+    b"-0",
+    b"00",
+    b"9" * 10,
+    b"9" * 11,
+    b"9" * 19,
+    b"1e5",
+    b"1.5",
+    b"\xff",
+    b"\xc3",
+    b"\xc3\xa9",
+    b"\xed\xa0\x80",
+    b"\0",
+    b"\1",
+    b"\2",
+    b"\x1f",
+    b"\x7f",
+    b'"code":310,',
+    b'"flag":2,',
+    b'"opaque":7,',
+    b'"opaque":-7,',
+    b'"extFields":{},',
+    b'"extFields":{"e":"1"},',
+    b'"remark":null,',
+    b'"remark":"\\n",',
+    b'"language":99,',
+    b'"b":"T",',
+    b'"b" : "T",',
+    b'"e":2,',
+    b'"e":"2",',
+    b'"i":"TAGS\\u0001Z",',
+    b'"i":"\\q",',
+    b'"i":"\\ud800",',
+    b'"i":"",',
+    b'"j":"",',
+    b'"o":"x",',
+    b'"x":"\\u0041",',
+    b'"\\u0062":"T",',
 )
 # Runs of plain letters move what follows across the borders of blocks that are read at once.
 RUN = st.sampled_from(
@@ -136,8 +199,8 @@ def frame_of(header: bytes, serialize: int = SERIALIZE_JSON) -> bytes:
     return struct.pack(">II", 4 + len(header) + len(BODY), word) + header + BODY
 
 
-def first_place(topic: str, queue_id: int) -> speed.Place:
-    return speed.Place(topic, queue_id, 0)
+def first_end(topic: str, queue_id: int) -> speed.QueueEnd:
+    return speed.QueueEnd(topic, queue_id, 0)
 
 
 class Lane:
@@ -156,7 +219,7 @@ class Lane:
             assert at == 0
             return None
         assert (at, taken) == (len(frame), 1)
-        _, count, runs, keys = self.intake.encode(log, 0, 1 << 30, STORE_MS, first_place, [])
+        _, count, runs, keys = self.intake.encode(log, 0, 1 << 30, STORE_MS, first_end, [])
         assert (list(runs), keys) == pure.gather(memoryview(log), 0, 0, len(log), True, count)[:2]
         ((_, wait, ticket),) = self.intake.tickets()[1]
         ((_, code, opaque, seen, oneway),) = ticket.requests()
@@ -213,12 +276,44 @@ BINARY = 32  # a style of its own; those below are of JSON
 REPEATED = "UNIQ_KEY\1{}\2WAIT\1true\2mine\1{}\2TAGS\1{}\2KEYS\1{}"
 PLAIN_WORD = st.text(st.sampled_from("azAZ09 -_.,:{}[]/'=~"), min_size=1, max_size=40)
 ODD_WORDS = (
-    *(b"", b"\\n", b'a\\"', b"\\u00e9", b"\xc3\xa9", b"\xff", b"\0", b"\x1f", b"\x7f", b'"', b"\\"),
-    *(b"x\\u0002DELAY\\u00013", b"x\\u0002x\\u0001y", b'","e":"3', b"\\u0000", b"v" * 33_000),
+    b"",
+    b"\\n",
+    b'a\\"',
+    b"\\u00e9",
+    b"\xc3\xa9",
+    b"\xff",
+    b"\0",
+    b"\x1f",
+    b"\x7f",
+    b'"',
+    b"\\",
+    b"x\\u0002DELAY\\u00013",
+    b"x\\u0002x\\u0001y",
+    b'","e":"3',
+    b"\\u0000",
+    b"v" * 33_000,
 )
 NUMBERS = (
-    *("0", "3", "4", "03", "00", "", "-1", "7x", "1234567", "12345678", "123456789", "1234567890"),
-    *("2147483647", "2147483648", "9" * 10, "1690000000001", "9" * 18, "9" * 19, "0" * 19, "1.5"),
+    "0",
+    "3",
+    "4",
+    "03",
+    "00",
+    "",
+    "-1",
+    "7x",
+    "1234567",
+    "12345678",
+    "123456789",
+    "1234567890",
+    "2147483647",
+    "2147483648",
+    "9" * 10,
+    "1690000000001",
+    "9" * 18,
+    "9" * 19,
+    "0" * 19,
+    "1.5",
 )
 
 
@@ -316,8 +411,10 @@ def test_headers_that_nearly_repeat(
             texts = [*usual[:place], value, *usual[place + 1 :]]
             plain = [b"v" * len(value) if text is value else text for text in texts]
             for header in (
-                *(repeated(style, alike, usual), repeated(style, others, usual)),
-                *(repeated(style, said, plain), repeated(style, said, texts)),
+                repeated(style, alike, usual),
+                repeated(style, others, usual),
+                repeated(style, said, plain),
+                repeated(style, said, texts),
             ):
                 take_and_check(seen, style, header)
         for topic in (*TOPICS, *values):

@@ -66,8 +66,23 @@ def test_both_refuse_the_same(items: list[Record], data: st.DataObject) -> None:
 
 def test_properties_that_are_too_long_for_their_length_are_refused() -> None:
     plain = Record(
-        *(0, MAGIC_RECORD, 0, 0, 0, 0, 0, 0, 0),
-        *(bytes(8), 0, bytes(8), 0, 0, b"body", "T", "p" * 100),
+        0,
+        MAGIC_RECORD,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        bytes(8),
+        0,
+        bytes(8),
+        0,
+        0,
+        b"body",
+        "T",
+        "p" * 100,
     )
     data = bytearray(encode_record(plain))
     data[-102:] = (40_000).to_bytes(2, "big") + b"p" * 40_000

@@ -13,7 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cosmodrome.broker.sql92 import CHARACTERS_MAX, Expression, Sql92Error, compile_expression
+from cosmodrome.broker.sql92 import (
+    CHARACTERS_MAX,
+    Expression,
+    Sql92Error,
+    compile_expression,
+)
 
 NUMBERS = ("n1", "n2", "n3")  # properties that hold integers, when they are there
 TEXTS = ("t1", "t2")
@@ -125,9 +130,41 @@ def test_agrees_with_sqlite(
 
 alphabet = st.sampled_from(
     [
-        *("a", "b", "TAGS", "1", "2.5", "'x'", "''", "NULL", "TRUE", "FALSE", "(", ")", ",", "+"),
-        *("-", "=", "<>", "<", ">=", "AND", "OR", "NOT", "IS", "IN", "BETWEEN", "CONTAINS"),
-        *("--", "/*", "*/", "\n", "'", "!", "é", "007", "1e999"),
+        "a",
+        "b",
+        "TAGS",
+        "1",
+        "2.5",
+        "'x'",
+        "''",
+        "NULL",
+        "TRUE",
+        "FALSE",
+        "(",
+        ")",
+        ",",
+        "+",
+        "-",
+        "=",
+        "<>",
+        "<",
+        ">=",
+        "AND",
+        "OR",
+        "NOT",
+        "IS",
+        "IN",
+        "BETWEEN",
+        "CONTAINS",
+        "--",
+        "/*",
+        "*/",
+        "\n",
+        "'",
+        "!",
+        "é",
+        "007",
+        "1e999",
     ]
 )
 

@@ -74,7 +74,7 @@ class StoreMachine(RuleBasedStateMachine):
                 stored = store.append_batch(drafts)
             else:
                 stored = [store.append(item) for item in drafts]
-            await store.settle(stored[-1].end)
+            await store.durable(stored[-1].end)
             for item, place in zip(drafts, stored, strict=True):
                 queue = self.model.setdefault((item.topic, item.queue_id), [])
                 assert place.queue_offset == len(queue)
@@ -102,7 +102,7 @@ class StoreMachine(RuleBasedStateMachine):
         async def work() -> None:
             stored = store.append(item)
             assert stored.queue_offset == 0
-            await store.settle(stored.end)
+            await store.durable(stored.end)
 
         self.runner.run(work())
 

@@ -119,15 +119,12 @@ class Cluster:
         """End a consumer as a machine that freezes does: its connections stay."""
         member, consumer._running = consumer._running, None
         assert member is not None
-        work = member.work
-        tasks = [*member._tasks, *member._pulls.values(), *member._runners.values()]
-        tasks += [*getattr(work, "_workers", ()), getattr(work, "_inline_worker", None)]
-        tasks += [member.instance._heartbeat_task, member.instance.routes._task]
-        for task in tasks:
+        instance = member.instance
+        for task in (*member.tasks.running, instance._heartbeat_task, instance.routes._task):
             if task is not None:
                 task.cancel()
-        member.instance._heartbeat_task = None
-        member.instance.routes._task = None
+        instance._heartbeat_task = None
+        instance.routes._task = None
         member.assignment.windows.clear()
         self._hung.append(member)
         await asyncio.sleep(0)

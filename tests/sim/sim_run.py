@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from sim_history import History, Message
+from tests.sim.sim_history import History, Message
 
 from cosmodrome.env.options import StoreOptions
 from cosmodrome.errors import MessageTooLarge, StoreUnwritable
@@ -76,7 +76,7 @@ class Run:
         chance, disk = self.chance, self.disk
         must = self.must_survive(power=self.power)
         cut = self.loop.create_future()
-        disk.on_cut = lambda: cut.done() or cut.set_result(None)
+        disk.on_cut = lambda: None if cut.done() else cut.set_result(None)
         ending = "stop" if last else chance.choice(("steps", "steps", "steps", "cut", "stop"))
         if ending == "steps":
             disk.cut_after(int(chance.expovariate(1 / chance.choice((8, 40, 150)))) + 1)
@@ -134,9 +134,11 @@ class Run:
         env = sim_env(self.disk, self.clock, chance.random().hex(), delay_ms_max=DELAY_MS_MAX)
         store = Store(self.options, env)
         await store.start()
+        self.history.check(store, self.disk, ROOT, must=must)
+        # Only now: a life that ends before its check has taken nothing, and its end cannot make
+        # more of what earlier lives promised.
         self.store = store
         self.faulty = False
-        self.history.check(store, self.disk, ROOT, must=must)
         self.power = False
         if last:
             await store.stop()
@@ -197,7 +199,7 @@ class Run:
                         stored.append(store.append(draft))
             except (StoreUnwritable, MessageTooLarge) as error:
                 if isinstance(error, StoreUnwritable):
-                    assert self.faulty, error
+                    assert self.faulty or self.disk.dead, error
                 if together or not stored:
                     await asyncio.sleep(chance.choice((0.001, 0.005)))
                     continue
@@ -207,7 +209,7 @@ class Run:
                 message.log_offset, message.end = place.log_offset, place.end
                 self.history.add(message)
             try:
-                status = await store.settle(stored[-1].end, wait=wait)
+                status = await store.durable(stored[-1].end, wait=wait)
             except StoreUnwritable as error:
                 assert self.faulty or self.disk.dead, error
                 await asyncio.sleep(0.001)

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from sim_cluster import BROKER_PORT, Cluster, simulate
+from tests.sim.sim_cluster import BROKER_PORT, Cluster, simulate
 
 from cosmodrome.client.receive.consumer import Consumer
 from cosmodrome.client.receive.handlers import Reject, RetryLater

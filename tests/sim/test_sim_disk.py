@@ -124,6 +124,25 @@ def test_a_full_disk_takes_a_part() -> None:
     disk.create_segment("/d/other", 1)
 
 
+def test_what_is_stable_is_known_of_a_dead_machine_too() -> None:
+    disk = SimDisk(1)
+    synced_file(disk, 5)
+    disk.open_segment(PATH).write(b"b", 0)
+    disk.cut()
+    assert (disk.visible(PATH), disk.stable(PATH)) == (b"baaaa", b"aaaaa")
+    assert disk.visible("/d/other") == disk.stable("/d/other") == b""
+
+
+def test_another_disk_is_empty() -> None:
+    disk = SimDisk(1)
+    synced_file(disk)
+    disk.cut()
+    disk.restart(power=False)
+    disk.wipe()
+    assert not disk.exists(PATH) and disk.used_pages == 0
+    synced_file(disk)
+
+
 def test_every_step_can_be_the_last() -> None:
     steps = 0
     while True:

@@ -91,6 +91,31 @@ def test_pages_of_a_failed_sync_are_written_again() -> None:
     play(story)
 
 
+def test_a_failed_sync_on_a_full_disk_is_not_forgotten() -> None:
+    async def story(disk: SimDisk, opened: Open) -> None:
+        page = bytes(2900)  # so that messages do not share pages
+        store = await opened(mapped_file_size_commit_log=65536)
+        await put(store, draft(b"first" + page))
+        disk.faults.sync_error = "commitlog"
+        ends = [store.append(draft(b"second %d" % at + page)).end for at in range(3)]
+        store._log.write()
+        disk.faults.capacity_pages = disk.used_pages  # nothing can be allocated any more
+        with pytest.raises(StoreUnwritable):
+            await store.durable(ends[-1])
+        await ended(store, disk, power=False)
+        disk.faults.capacity_pages = None
+        store = await opened(mapped_file_size_commit_log=65536)
+        before = bodies(store)
+        assert len(before) == 4  # it reads all, which may not be on the disk
+        await put(store, draft(b"third" + page))
+        await ended(store, disk, power=True)
+        store = await opened(mapped_file_size_commit_log=65536)
+        assert bodies(store) == [*before, b"third" + page]
+        await store.stop()
+
+    play(story)
+
+
 def test_a_clock_that_went_back_is_no_damage() -> None:
     async def story(disk: SimDisk, opened: Open) -> None:
         store = await opened(flush_disk_type="ASYNC_FLUSH", flush_interval_commit_log=10**9)
@@ -104,5 +129,17 @@ def test_a_clock_that_went_back_is_no_damage() -> None:
         store = await opened(flush_disk_type="ASYNC_FLUSH", flush_interval_commit_log=10**9)
         assert bodies(store)[:3] == sent
         await store.stop()
+
+    play(story)
+
+
+def test_a_stop_that_loses_power_leaves_no_gap_in_the_log() -> None:
+    async def story(disk: SimDisk, opened: Open) -> None:
+        store = await opened()
+        await asyncio.sleep(1)  # the next file is made ahead
+        assert len(disk.list(f"{ROOT}/commitlog")) == 2
+        await store.stop()
+        disk.restart(power=True)
+        assert disk.list(f"{ROOT}/commitlog")[:1] in ([], [f"{0:020d}"])
 
     play(story)

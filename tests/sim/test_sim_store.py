@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sim_run import run_seed
+from tests.sim.sim_run import run_seed
 
 from cosmodrome.store import index as index_module
 from cosmodrome.store import upkeep as upkeep_module

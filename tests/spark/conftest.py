@@ -42,19 +42,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark.find_spark_home import _find_spark_home
     from pyspark.sql import SparkSession
 
-    from cosmodrome.spark.java import use_java
-    from cosmodrome.spark.python import unzipped_python
+    from cosmodrome.spark.runtime.java import use_java
+    from cosmodrome.spark.runtime.python import unzipped_python
     from cosmodrome.spark.source import register
 
     use_java()
     python = unzipped_python(_find_spark_home())
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    place = tmp_path_factory.mktemp("spark")
+    folder = tmp_path_factory.mktemp("spark")
     builder = SparkSession.builder.appName("cosmodrome-tests").master("local[2,2]")
     for name, value in CONF.items():
         builder = builder.config(name, value)
-    session = builder.config("spark.sql.warehouse.dir", str(place / "warehouse")).getOrCreate()
+    session = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     register(session)
     yield session
@@ -104,7 +104,7 @@ class Lab:
         from cosmodrome import Message
         from cosmodrome.wire.bodies import MessageQueue
 
-        place = MessageQueue(topic=topic, broker_name=self.broker, queue_id=queue)
+        target = MessageQueue(topic=topic, broker_name=self.broker, queue_id=queue)
         named: dict[str, Any] = {} if tags is None else {"tags": tags}
         if keys is not None:
             named["keys"] = keys
@@ -118,7 +118,7 @@ class Lab:
             for body in bodies
         ]
         if messages:
-            self._producer.send_batch(messages, queue=place)
+            self._producer.send_batch(messages, queue=target)
 
     def read(self, spark: SparkSession, topic: str | None = None, **options: object) -> DataFrame:
         """A batch read; options as of the source."""

@@ -16,10 +16,10 @@ from cosmodrome.env.real import real_env
 from cosmodrome.errors import ConfigError, CosmodromeError, DirectoryInUse, StoreCorrupt
 
 if TYPE_CHECKING:
-    from conftest import Lab
     from pyspark.sql import DataFrame, SparkSession
+    from tests.spark.conftest import Lab
 
-    from cosmodrome.spark.lake import Lake
+    from cosmodrome.spark.lake.layout import Lake
 
 pytest.importorskip("pyspark")
 
@@ -44,7 +44,7 @@ def plain_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def places(rows: list[dict[str, Any]]) -> list[tuple[int, int]]:
+def positions(rows: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return sorted((row["queue_id"], row["queue_offset"]) for row in rows)
 
 
@@ -53,7 +53,7 @@ def numbers(count: int, start: int = 0) -> list[bytes]:
 
 
 def frame(spark: SparkSession, first: int, count: int) -> DataFrame:
-    from cosmodrome.spark import rows
+    from cosmodrome.spark.read import rows
 
     stored = datetime.datetime(2026, 1, 2, 23, 59, 50, tzinfo=datetime.UTC)
     made = []
@@ -65,36 +65,36 @@ def frame(spark: SparkSession, first: int, count: int) -> DataFrame:
     return spark.createDataFrame(made, rows.schema()).coalesce(1)
 
 
-def new_lake(spark: SparkSession, path: Path, **given: Any) -> Lake:
-    from cosmodrome.spark.lake import PARQUET, ArchiveInfo, Lake
+def new_lake(spark: SparkSession, path: Path, **values: Any) -> Lake:
+    from cosmodrome.spark.lake.layout import PARQUET, ArchiveInfo, Lake
 
-    info = ArchiveInfo(id="x", lake=PARQUET, subject={}, filters={}, **given)
+    info = ArchiveInfo(id="x", lake=PARQUET, subject={}, filters={}, **values)
     return Lake.create(spark, str(path), info)
 
 
-def archiver(lake: Lake, **given: Any) -> Any:
-    from cosmodrome.spark.archiving import Archiver
-    from cosmodrome.spark.lake import LOCK
-    from cosmodrome.spark.lake_lock import LakeLock
+def archiver(lake: Lake, **values: Any) -> Any:
+    from cosmodrome.spark.lake.archiving import Archiver
+    from cosmodrome.spark.lake.layout import LOCK
+    from cosmodrome.spark.lake.lock import LakeLock
 
     env = real_env()
-    return Archiver(lake, LakeLock(lake.files, LOCK, env), env, **given)
+    return Archiver(lake, LakeLock(lake.files, LOCK, env), env, **values)
 
 
 def test_archive_twice_table_and_progress(spark: SparkSession, lab: Lab, tmp_path: Path) -> None:
     from cosmodrome.spark.cluster import Cluster
     from cosmodrome.spark.jobs.archive import archive
-    from cosmodrome.spark.lake import Lake
-    from cosmodrome.spark.options import Connection
-    from cosmodrome.spark.table import create_view, table
+    from cosmodrome.spark.lake.layout import Lake
+    from cosmodrome.spark.lake.table import create_view, table
+    from cosmodrome.spark.read.options import Connection
 
     topic = lab.topic(queues=2)
     path = tmp_path / "lake"
     lab.send(topic, numbers(30), tags="a", keys="k", properties={"p": "1"})
     lab.send(topic, numbers(20), queue=1)
-    told = []
+    seen: list[Any] = []
     first = archive(
-        spark, topic, str(path), namesrv=lab.namesrv, once=True, group="g-arch", watch=told.append
+        spark, topic, str(path), namesrv=lab.namesrv, once=True, group="g-arch", watch=seen.append
     )
     assert (first.rows, first.total, first.batch) == (50, 50, 0)
     lab.send(topic, numbers(5, start=30))
@@ -103,7 +103,7 @@ def test_archive_twice_table_and_progress(spark: SparkSession, lab: Lab, tmp_pat
     second = archive(spark, [topic], str(path), namesrv=lab.namesrv, once=True, group="g-arch")
     assert (second.rows, second.total, second.batch, second.lag) == (5, 55, 1, 0)
     expected = [(0, n) for n in range(35)] + [(1, n) for n in range(20)]
-    assert places(plain_rows(path)) == expected
+    assert positions(plain_rows(path)) == expected
 
     lab.send(topic, [b"late"], queue=1)
     expected = sorted([*expected, (1, 20)])
@@ -142,7 +142,7 @@ def test_a_run_that_fails_between_rows_and_progress_is_repeated(
     spark: SparkSession, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cosmodrome.spark.jobs.archive import archive
-    from cosmodrome.spark.lake import Lake
+    from cosmodrome.spark.lake.layout import Lake
 
     topic, path = lab.topic(queues=1), tmp_path / "lake"
     lab.send(topic, numbers(10))
@@ -160,7 +160,7 @@ def test_a_run_that_fails_between_rows_and_progress_is_repeated(
     assert len(plain_rows(path)) == 6
     lab.send(topic, numbers(5))
     assert run().total == 15
-    assert places(plain_rows(path)) == [(0, n) for n in range(15)]
+    assert positions(plain_rows(path)) == [(0, n) for n in range(15)]
     # A checkpoint that is not this archive's would double rows.
     shutil.rmtree(path / "_cosmodrome" / "checkpoint")
     with pytest.raises(ConfigError, match="checkpoint of this archive is missing"):
@@ -179,7 +179,7 @@ def test_a_batch_cut_at_any_step_is_there_once(
     again = archiver(lake)
     again.recover()
     again(frame(spark, 4, 4), 1)
-    assert places(plain_rows(tmp_path / "lake")) == [(0, n) for n in range(8)]
+    assert positions(plain_rows(tmp_path / "lake")) == [(0, n) for n in range(8)]
     assert again.progress.rows == 8 and list(again.progress.ends.values()) == [8]
     assert not (tmp_path / "lake" / ".spark-staging-left").exists()
     with pytest.raises(StoreCorrupt, match="older than the archive"):
@@ -190,8 +190,8 @@ STEPS = ["plan", "data", "newest", "ready", "remove batch=0", "remove batch=1", 
 
 
 def test_a_merge_cut_at_any_step_keeps_every_row(spark: SparkSession, tmp_path: Path) -> None:
-    from cosmodrome.spark.lake import Lake
-    from cosmodrome.spark.table import table
+    from cosmodrome.spark.lake.layout import Lake
+    from cosmodrome.spark.lake.table import table
 
     pattern = tmp_path / "pattern"
     lake = new_lake(spark, pattern)
@@ -204,12 +204,12 @@ def test_a_merge_cut_at_any_step_keeps_every_row(spark: SparkSession, tmp_path: 
         lake = Lake.open(spark, str(path))
         with pytest.raises(Cut):
             archiver(lake, before=cut_at(step)).compact(everything=True)
-        rows = places(plain_rows(path))
+        rows = positions(plain_rows(path))
         assert len(rows) == len(set(rows)), step
         if step == "remove batch=1":  # the table finishes what a dead writer began
             assert table(spark, "007", archive=str(path)).count() == 12
         archiver(lake).recover()
-        assert places(plain_rows(path)) == expected, step
+        assert positions(plain_rows(path)) == expected, step
         assert not list((path / "_cosmodrome").glob("compaction/*")), step
     dates = path / "topic=007" / "date=2026-01-02"
     # The newest batch may be written again, so it stays.
@@ -217,7 +217,7 @@ def test_a_merge_cut_at_any_step_keeps_every_row(spark: SparkSession, tmp_path: 
     assert table(spark, "007", archive=str(path)).where("topic = '007'").count() == 12
     archiver(lake)(frame(spark, 12, 4), 3)
     assert archiver(lake).compact(everything=True).directories == 2
-    assert places(plain_rows(path)) == [(0, n) for n in range(16)]
+    assert positions(plain_rows(path)) == [(0, n) for n in range(16)]
     assert sorted(entry.name for entry in dates.iterdir()) == ["batch=-2"]
 
 
@@ -232,8 +232,8 @@ def test_small_batches_are_merged_while_it_runs(spark: SparkSession, tmp_path: P
 def test_json_bodies_grow_a_schema(spark: SparkSession, lab: Lab, tmp_path: Path) -> None:
     from cosmodrome.spark import json_values
     from cosmodrome.spark.jobs.archive import archive, compact_archive
-    from cosmodrome.spark.lake import Lake
-    from cosmodrome.spark.table import table
+    from cosmodrome.spark.lake.layout import Lake
+    from cosmodrome.spark.lake.table import table
 
     topic, path = lab.topic(queues=1), tmp_path / "lake"
 
@@ -278,8 +278,8 @@ def test_what_expired_before_it_was_archived_is_an_error(
     spark: SparkSession, lab: Lab, tmp_path: Path
 ) -> None:
     from cosmodrome.spark.jobs.archive import archive
-    from cosmodrome.spark.plan import DataLoss
-    from cosmodrome.spark.table import table
+    from cosmodrome.spark.lake.table import table
+    from cosmodrome.spark.read.plan import DataLoss
 
     topic, path = lab.topic(queues=1), tmp_path / "lake"
     lab.send(topic, numbers(4))
@@ -299,7 +299,7 @@ def test_replay_goes_on_where_it_was_cut(
 ) -> None:
     from cosmodrome.spark.jobs.archive import archive
     from cosmodrome.spark.jobs.replay import replay
-    from cosmodrome.spark.replaying import ReplayState
+    from cosmodrome.spark.lake.replaying import ReplayState
 
     source, target, path = lab.topic(queues=2), lab.topic(queues=2), str(tmp_path / "lake")
     for queue in (0, 1):
@@ -307,7 +307,7 @@ def test_replay_goes_on_where_it_was_cut(
     lab.send(source, [b"left out"], tags="no")
     archive(spark, source, path, namesrv=lab.namesrv, once=True)
 
-    def run(**given: Any) -> Any:
+    def run(**values: Any) -> Any:
         return replay(
             spark,
             path,
@@ -316,7 +316,7 @@ def test_replay_goes_on_where_it_was_cut(
             namesrv=lab.namesrv,
             where="tags = 't'",
             slice_rows=16,
-            **given,
+            **values,
         )
 
     planned = run(dry_run=True)
@@ -351,22 +351,22 @@ def test_replay_goes_on_where_it_was_cut(
 
 def test_what_cannot_be_done_is_said(spark: SparkSession, lab: Lab, tmp_path: Path) -> None:
     from cosmodrome.spark.jobs.archive import archive
-    from cosmodrome.spark.lake import LOCK, Lake
-    from cosmodrome.spark.lake_lock import LakeLock
-    from cosmodrome.spark.table import table
+    from cosmodrome.spark.lake.layout import LOCK, Lake
+    from cosmodrome.spark.lake.lock import LakeLock
+    from cosmodrome.spark.lake.table import table
 
     path = tmp_path / "lake"
     lake = new_lake(spark, path)
     lock = LakeLock(lake.files, LOCK, real_env())
     lock.acquire("a test")
 
-    def run(**given: Any) -> None:
-        archive(spark, given.pop("topics", "t"), str(path), namesrv=lab.namesrv, **given)
+    def run(**values: Any) -> None:
+        archive(spark, values.pop("topics", "t"), str(path), namesrv=lab.namesrv, **values)
 
     with pytest.raises(DirectoryInUse, match=r"written by a test \(process"):
         run()
     lock.release()
-    for given, words in (
+    for values, words in (
         ({"format": "delta"}, "parquet archive"),
         ({"json": True}, "without parsed JSON"),
         ({"tags": "a"}, "keep it, or use another path"),
@@ -375,8 +375,8 @@ def test_what_cannot_be_done_is_said(spark: SparkSession, lab: Lab, tmp_path: Pa
         ({"rows_per_batch": 0}, "1 or more"),
     ):
         with pytest.raises(CosmodromeError, match=words):
-            run(**given)
-    with pytest.raises(ConfigError, match="is no archive"):
+            run(**values)
+    with pytest.raises(ConfigError, match="is not an archive"):
         Lake.open(spark, str(tmp_path / "nothing"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
@@ -391,7 +391,7 @@ def test_what_cannot_be_done_is_said(spark: SparkSession, lab: Lab, tmp_path: Pa
 
 def test_a_small_file_is_replaced_by_a_file_context(spark: SparkSession, tmp_path: Path) -> None:
     """As on HDFS, where a plain rename does not replace what is there."""
-    from cosmodrome.spark.lake_files import LakeFiles
+    from cosmodrome.spark.lake.files import LakeFiles
 
     session: Any = spark
     files: Any = LakeFiles(spark, str(tmp_path))

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cosmodrome.errors import ConfigError
-from cosmodrome.spark.rows import COLUMNS
+from cosmodrome.spark.read.rows import COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from .conftest import Lab
+    from tests.spark.conftest import Lab
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
@@ -65,7 +64,7 @@ def test_places_partitions_and_columns(spark: SparkSession, lab: Lab, filled: st
         columns="queue_offset,body",
         pullBytes="1k",
         pullsAhead=2,
-        timeoutMs=5000,
+        timeoutMs=60000,
         retries=2,
     )
     assert frame.columns == ["queue_offset", "body"]
@@ -151,10 +150,10 @@ def test_errors_say_what_to_do(spark: SparkSession, lab: Lab, filled: str) -> No
         lab.read(spark, subscribePatern="x")
     with pytest.raises(Exception, match="no broker has topic nowhere"):
         lab.read(spark, "nowhere").count()
-    place = f'{{"{filled}": {{"{lab.broker}": {{"1": 99}}}}}}'
+    offsets = f'{{"{filled}": {{"{lab.broker}": {{"1": 99}}}}}}'
     with pytest.raises(Exception, match=r"ends at 5.*failOnDataLoss=false"):
-        lab.read(spark, filled, startingOffsets=place).count()
-    careless = lab.read(spark, filled, startingOffsets=place, failOnDataLoss="false")
+        lab.read(spark, filled, startingOffsets=offsets).count()
+    careless = lab.read(spark, filled, startingOffsets=offsets, failOnDataLoss="false")
     assert bodies(careless) == list(range(20))
 
 

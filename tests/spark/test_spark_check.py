@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 from cosmodrome.errors import ConfigError
-from cosmodrome.spark import checking
-from cosmodrome.spark.checking import Report, Scan, examine
 from cosmodrome.spark.jobs import check as check_module
 from cosmodrome.spark.jobs.check import check, report_lines
-from cosmodrome.spark.rows import schema
+from cosmodrome.spark.lake import checking
+from cosmodrome.spark.lake.checking import Report, Scan, examine
+from cosmodrome.spark.read.rows import schema
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -38,7 +38,7 @@ def scanned(spark: SparkSession, rows: list[Planted], topic: str = "T", **scan: 
 
 
 def texts(report: Report, kind: str) -> list[str]:
-    return [finding.what for finding in report.findings if finding.kind == kind]
+    return [finding.sentence for finding in report.findings if finding.code == kind]
 
 
 def test_planted_problems_are_found(spark: SparkSession) -> None:
@@ -97,15 +97,15 @@ def test_lists_are_bounded_and_counts_are_not(spark: SparkSession) -> None:
 
 
 def test_a_store_with_damage(spark: SparkSession, tmp_path: Path) -> None:
-    places = make_log(tmp_path / "commitlog", [Sent(body=b"x" * 30) for _ in range(20)])
+    stored = make_log(tmp_path / "commitlog", [Sent(body=b"x" * 30) for _ in range(20)])
     whole = check(spark, store=str(tmp_path))
     assert whole.ok
     assert (whole.messages, whole.queues[0].last) == (20, 19)
-    flip(places[4].path, places[4].position + 5)
+    flip(stored[4].path, stored[4].position + 5)
     report = check(spark, store=str(tmp_path), topics=["T"])
     assert report.counts["corrupt"] == 1
     (text,) = texts(report, "corrupt")
-    assert text.startswith(f"{places[4].path} at {places[4].position}: unknown magic")
+    assert text.startswith(f"{stored[4].path} at {stored[4].position}: unknown magic")
     assert texts(report, "gap") == ["offset 4 is missing"]
 
 
@@ -130,7 +130,7 @@ def test_a_live_topic_and_its_archive(
         shutil.copy(file, file.with_name(f"again-{file.name}"))
     spark.catalog.clearCache()
 
-    sessions = importlib.import_module("cosmodrome.spark.session")
+    sessions = importlib.import_module("cosmodrome.spark.runtime.session")
     monkeypatch.setattr(sessions, "session", lambda *_args, **_rest: spark)
     monkeypatch.setattr(sessions, "stop", lambda _spark: None)
     ran = CliRunner().invoke(check_module.command, ["--archive", str(path), "-o", "json"])
@@ -139,13 +139,16 @@ def test_a_live_topic_and_its_archive(
     assert document["counts"]["duplicate offset"] == 4
     assert document["counts"]["duplicate id"] == 4
     assert document["counts"]["gap"] == 0
+    twice = document["findings"][0]
+    assert list(twice) == ["kind", "topic", "broker", "queue_id", "queue_offset", "what"]
+    assert (twice["kind"], twice["topic"], twice["queue_id"]) == ("duplicate offset", topic, 0)
     ran = CliRunner().invoke(check_module.command, [topic, "-n", lab.namesrv])
     assert ran.exit_code == 0, ran.output
     assert ran.stdout.endswith("4 messages in 2 queues: no problems\n")
 
 
 def test_one_place_at_a_time(spark: SparkSession) -> None:
-    with pytest.raises(ConfigError, match="check one place"):
+    with pytest.raises(ConfigError, match="check one source"):
         check(spark, archive="a", store="b")
     with pytest.raises(ConfigError, match="which topic"):
         check(spark, options={"namesrv": "127.0.0.1:1"})

@@ -24,9 +24,8 @@ def table(spark: SparkSession, path: Path, **options: str) -> DataFrame:
 @each_golden
 def test_a_java_store_is_a_table(spark: SparkSession, golden: Golden) -> None:
     facts = golden.manifest("store")
-    rows = table(
-        *(spark, golden.path / "store"), includeSystem="true", splitBytes="8k", mode="failFast"
-    )
+    store = golden.path / "store"
+    rows = table(spark, store, includeSystem="true", splitBytes="8k", mode="failFast")
     rows = rows.withColumn("part", F.spark_partition_id())
     found = (
         rows.groupBy("topic", "queue_id")

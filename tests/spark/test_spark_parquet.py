@@ -22,7 +22,7 @@ VALUES |= {"timestamp": NOW, "map<string,string>": {"same": "same value"}}
 @pytest.fixture
 def options(spark: SparkSession) -> Iterator[dict[str, str]]:
     """What the session of this process is told later than one of ours is: as a write's options."""
-    from cosmodrome.spark.session import WITHOUT_DICTIONARY, parquet_settings
+    from cosmodrome.spark.runtime.session import WITHOUT_DICTIONARY, parquet_settings
 
     settings = parquet_settings(WITHOUT_DICTIONARY)
     before = {name: spark.conf.get(name) for name in settings if not name.startswith(HADOOP)}
@@ -38,8 +38,8 @@ def test_columns_without_repeated_values_have_no_dictionary(
 ) -> None:
     import pyarrow.parquet as pq
 
-    from cosmodrome.spark import rows
-    from cosmodrome.spark.session import WITHOUT_DICTIONARY
+    from cosmodrome.spark.read import rows
+    from cosmodrome.spark.runtime.session import WITHOUT_DICTIONARY
 
     schema = rows.schema()
     # Values do repeat here, so that a dictionary would pay in each column.

@@ -15,7 +15,7 @@ from cosmodrome.errors import ConfigError
 from cosmodrome.spark.jobs import output
 from cosmodrome.spark.jobs.job import JobContext, JobFailed, explain
 from cosmodrome.spark.jobs.query import command, query
-from cosmodrome.spark.views import Place
+from cosmodrome.spark.views import TableSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,7 +42,7 @@ def test_names_of_topics_are_tables(spark: SparkSession, lab: Any) -> None:
     orders, others = lab.topic(), lab.topic()
     lab.send(orders, [f"order {number}" for number in range(5)], tags="new")
     lab.send(others, ["one"], queue=1)
-    place = Place(cluster={"namesrv": lab.namesrv}, names={"o": orders})
+    tables = TableSource(cluster={"namesrv": lab.namesrv}, names={"o": orders})
     # The names stand in a common table expression, a subquery and behind an alias of ours.
     sql = f"""
         WITH mine AS (SELECT * FROM `{orders}`)
@@ -50,33 +50,33 @@ def test_names_of_topics_are_tables(spark: SparkSession, lab: Any) -> None:
                (SELECT min(tags) FROM o) AS tag
         FROM mine WHERE tags = 'new'
     """
-    assert [tuple(row) for row in query(spark, sql, place).collect()] == [(5, 4, 1, "new")]
-    # The place decides again the next time: nothing of another call is left to be found.
-    place = Place(cluster={"namesrv": lab.namesrv}, names={"o": others})
-    assert [tuple(row) for row in query(spark, "SELECT body FROM o", place).collect()] == [
+    assert [tuple(row) for row in query(spark, sql, tables).collect()] == [(5, 4, 1, "new")]
+    # The table source decides again the next time: nothing of another call is left to be found.
+    tables = TableSource(cluster={"namesrv": lab.namesrv}, names={"o": others})
+    assert [tuple(row) for row in query(spark, "SELECT body FROM o", tables).collect()] == [
         (b"one",)
     ]
     with pytest.raises(ConfigError, match="no topic has such a name"):
-        query(spark, "SELECT * FROM `no topic`", place)
+        query(spark, "SELECT * FROM `no topic`", tables)
 
 
 def test_errors_name_the_cause(spark: SparkSession, lab: Any) -> None:
-    place = Place(cluster={"namesrv": lab.namesrv})
+    tables = TableSource(cluster={"namesrv": lab.namesrv})
     with pytest.raises(Exception) as caught:
-        query(spark, "SELECT * FROM db.orders", place)
+        query(spark, "SELECT * FROM db.orders", tables)
     assert "`db`.`orders`" in explain(caught.value)
     with pytest.raises(Exception) as caught:
-        query(spark, "SELECT * FROM NoSuchTopic", place).collect()
-    said = explain(caught.value)
-    assert "NoSuchTopic" in said and "Traceback" not in said and "\n" not in said
+        query(spark, "SELECT * FROM NoSuchTopic", tables).collect()
+    text = explain(caught.value)
+    assert "NoSuchTopic" in text and "Traceback" not in text and "\n" not in text
 
 
 def test_forms_of_the_same_rows(spark: SparkSession, lab: Any) -> None:
     topic = lab.topic()
     lab.send(topic, ["plain, text", b"\xff\xfe"], keys="k")
-    place = Place(cluster={"namesrv": lab.namesrv})
+    tables = TableSource(cluster={"namesrv": lab.namesrv})
     sql = f"SELECT queue_offset, body, keys, store_time, properties FROM `{topic}` ORDER BY 1"
-    frame = query(spark, sql, place)
+    frame = query(spark, sql, tables)
     table = text(frame, "table").splitlines()
     assert table[0].split() == ["queue_offset", "body", "keys", "store_time", "properties"]
     assert "plain, text" in table[2] and "0xfffe" in table[3]

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from cosmodrome.blocking import PullConsumer
-from cosmodrome.spark.row_messages import user_properties
+from cosmodrome.spark.write.row_messages import user_properties
 
 if TYPE_CHECKING:
     import pyarrow as pa

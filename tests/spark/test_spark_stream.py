@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cosmodrome.spark.cluster import Cluster
-from cosmodrome.spark.options import Connection
+from cosmodrome.spark.read.options import Connection
 from cosmodrome.wire.bodies import MessageQueue
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from .conftest import Lab
+    from tests.spark.conftest import Lab
 
 
 def run(frame: DataFrame, out: Path) -> StreamingQuery:
@@ -145,9 +144,9 @@ def test_expired_messages(spark: SparkSession, tmp_path: Path) -> None:
             low = _until_expired(admin, node.namesrv, queue)
 
             def frame(**options: str) -> DataFrame:
-                place = f'{{"t": {{"{queue.broker_name}": {{"0": 0}}}}}}'
+                offsets = f'{{"t": {{"{queue.broker_name}": {{"0": 0}}}}}}'
                 reader = spark.readStream.format("rocketmq").option("namesrv", node.namesrv)
-                return reader.options(startingOffsets=place, **options).load("t")
+                return reader.options(startingOffsets=offsets, **options).load("t")
 
             with pytest.raises(Exception, match=f"wanted offset 0, the first there is {low}"):
                 run(frame(), tmp_path / "strict")
@@ -156,7 +155,7 @@ def test_expired_messages(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def _until_expired(admin: object, namesrv: str, queue: MessageQueue) -> int:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     with Cluster(Connection(namesrv=namesrv)) as cluster:
         while time.monotonic() < deadline:
             admin.brokers.clean_queues()  # type: ignore[attr-defined]

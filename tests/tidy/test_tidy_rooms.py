@@ -1,131 +1,193 @@
-"""The code itself is in order: rooms, banned calls, sizes, generated documents."""
+"""Who imports whom: the table in ARCHITECTURE.md is the law.
+
+A row is a room (`broker`) or a room within one (`broker.lane`), and what it may import: rooms,
+rooms within rooms, or single modules (`wire.record`). A file obeys the narrowest row that it
+stands in. What a room has inside may import each other freely, unless a row of its own says
+what that part may import.
+
+A room whose last cell speaks of doors is entered through them only: the back-ticked paths behind
+that word (`store/store.py`) are all that other rooms may import of it.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.tidy.tree import COMPILED, FILES, ROOT, SOURCE, named
 
-ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "cosmodrome"
-FILES = sorted(SOURCE.rglob("*.py"))
-LINES_MAX = 600
-FUNCTION_LINES_MAX = 80
+MODULES = {
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+    for path in (*FILES, *SOURCE.rglob("*.pyx"))
+} | {".".join(path.relative_to(SOURCE).parts) for path in SOURCE.rglob("*") if path.is_dir()}
 
 
-def room_table() -> dict[str, set[str]]:
-    """The import table printed in ARCHITECTURE.md."""
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    section = text.split("## 3. The rooms")[1].split("## 4.")[0]
-    table: dict[str, set[str]] = {}
+@dataclass(frozen=True)
+class Table:
+    may_import: dict[str, frozenset[str]]
+    doors: dict[str, frozenset[str]]
+
+    def row_of(self, module: str) -> str:
+        """The narrowest row that a module stands in; "" for none."""
+        rows = [row for row in self.may_import if within(module, row)]
+        return max(rows, key=len, default="")
+
+
+def within(module: str, room: str) -> bool:
+    return module == room or module.startswith(f"{room}.")
+
+
+def read_table(text: str) -> Table:
+    section = text.split("## 3. The rooms")[1].split("\n## ")[0]
+    may_import: dict[str, frozenset[str]] = {}
+    doors: dict[str, frozenset[str]] = {}
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) < 3 or cells[0] in {"room", ""} or set(cells[0]) <= {"-"}:
             continue
-        table[cells[0]] = {name.strip() for name in cells[1].split(",") if name.strip()}
-    return table
+        room = cells[0].strip("`")
+        may_import[room] = frozenset(name for name in re.split(r"[,\s`]+", cells[1]) if name)
+        _, door, behind = cells[-1].partition("door")
+        if door:
+            paths = re.findall(r"`([\w/]+)\.pyx?`", behind)
+            doors[room] = frozenset(path.replace("/", ".") for path in paths)
+    return Table(may_import, doors)
 
 
-def imports(path: Path) -> Iterator[str]:
+def imports(text: str, *, compiled: bool = False) -> Iterator[str]:
     """Modules of ours that a file imports, without the leading package name."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    if compiled:
+        for found in re.finditer(
+            r"^\s*(?:from (?P<module>cosmodrome[\w.]*) c?import (?P<names>.*)"
+            r"|c?import (?P<plain>cosmodrome\.[\w.]+))",
+            text,
+            re.MULTILINE,
+        ):
+            if found["plain"]:
+                yield found["plain"].removeprefix("cosmodrome.")
+            else:
+                yield from _imported(found["module"], re.findall(r"\w+", found["names"]))
+        return
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.module:
-            if node.module == "cosmodrome":
-                yield from (alias.name for alias in node.names if alias.name != "__version__")
-            elif node.module.startswith("cosmodrome."):
-                yield node.module.removeprefix("cosmodrome.")
+            yield from _imported(node.module, [alias.name for alias in node.names])
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.startswith("cosmodrome."):
                     yield alias.name.removeprefix("cosmodrome.")
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+def _imported(module: str, names: Iterable[str]) -> Iterator[str]:
+    """`from a.b import c` imports a.b.c if that is a module, else a.b."""
+    if module != "cosmodrome" and not module.startswith("cosmodrome."):
+        return
+    inner = module.removeprefix("cosmodrome").removeprefix(".")
+    for name in names:
+        longer = f"{inner}.{name}".removeprefix(".")
+        if longer in MODULES:
+            yield longer
+        elif inner:
+            yield inner
 
 
-def test_the_table_names_every_room() -> None:
-    rooms = {room_of(path) for path in FILES} - {"__init__"}
-    assert rooms == set(room_table())
+def broken_rules(table: Table, module: str, imported: Iterable[str]) -> list[str]:
+    """What a module imports against its row, or past a door."""
+    row = table.row_of(module)
+    room = module.split(".")[0]
+    broken = []
+    for target in imported:
+        other = target.split(".")[0]
+        if within(target, row) or (other == room and row == room):
+            continue
+        if not any(within(target, name) for name in table.may_import[row]):
+            broken.append(f"{row} may not import {target}")
+        for guarded, doors in table.doors.items():
+            if within(target, guarded) and not within(module, guarded) and target not in doors:
+                broken.append(f"{target} is behind the doors of {guarded}")
+    return broken
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def module_of(path: Path) -> str:
+    dotted = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    return dotted.removesuffix(".__init__")
+
+
+TABLE = read_table((ROOT / "ARCHITECTURE.md").read_text())
+
+
+def test_the_table_names_every_room_and_nothing_else() -> None:
+    rooms = {module_of(path).split(".")[0] for path in FILES} - {"__init__"}
+    assert rooms == {row for row in TABLE.may_import if "." not in row}
+    for row, names in TABLE.may_import.items():
+        assert {row, *names} <= MODULES, f"{row}: not all of these exist: {sorted(names)}"
+
+
+def test_doors_exist_and_stand_in_their_room() -> None:
+    assert TABLE.doors["store"]
+    for room, doors in TABLE.doors.items():
+        assert doors <= MODULES and all(within(door, room) for door in doors), room
+
+
+def test_a_room_within_a_room_may_not_import_more_than_the_room() -> None:
+    for row, names in TABLE.may_import.items():
+        room = row.split(".")[0]
+        for name in names:
+            assert within(name, room) or any(within(name, o) for o in TABLE.may_import[room]), row
+
+
+@pytest.mark.parametrize("path", [*FILES, *COMPILED], ids=named)
 def test_a_room_imports_only_what_it_may(path: Path) -> None:
-    room = room_of(path)
-    if room == "__init__":
+    if path.parent == SOURCE and path.name == "__init__.py":
         return
-    allowed = room_table()[room]
-    for module in imports(path):
-        target = module.split(".")[0]
-        if target == room:
-            continue
-        assert target in allowed or any(
-            module == name or module.startswith(name + ".") for name in allowed if "." in name
-        ), f"{path.name} of room {room} may not import {module}"
+    found = imports(path.read_text(), compiled=path in COMPILED)
+    assert broken_rules(TABLE, module_of(path), found) == []
 
 
-STORE_DOORS = {"store.store", "store.offline"}
+SAMPLE = """
+## 3. The rooms
+
+| room | may import | what it hides |
+|---|---|---|
+| wire | errors | |
+| store | wire.record | files; doors: `store/store.py`, `store/source.py` |
+| `broker` | store, wire | |
+| `broker.lane` | store, `broker.send` | |
+
+## 4. Other
+| not | a | row |
+"""
 
 
-def test_only_the_store_doors_are_imported_from_outside() -> None:
-    for path in FILES:
-        if room_of(path) != "store":
-            for module in imports(path):
-                if module.startswith("store"):
-                    assert module in STORE_DOORS, f"{path.name} imports {module}"
+@pytest.mark.parametrize(
+    ("module", "target", "broken"),
+    [
+        ("store.log", "wire.record", 0),
+        ("store.log", "wire.message", 1),
+        ("broker.app", "broker.lane.lane", 0),
+        ("broker.app", "wire.message", 0),
+        ("broker.app", "store.store", 0),
+        ("broker.app", "store.log", 1),
+        ("broker.app", "store", 1),
+        ("broker.lane.lane", "broker.lane.pulls", 0),
+        ("broker.lane.lane", "broker.send.produce", 0),
+        ("broker.lane.lane", "broker.receive.consume", 1),
+        ("broker.lane.lane", "wire.message", 1),
+        ("broker.lane.lane", "store.source", 0),
+        ("broker.lane.lane", "store.log", 1),
+        ("broker.lanes", "broker.receive.consume", 0),
+    ],
+)
+def test_the_rules_can_be_broken(module: str, target: str, broken: int) -> None:
+    assert len(broken_rules(read_table(SAMPLE), module, [target])) == broken
 
 
-BANNED_CALLS = {"open": "files are reached through env.disk", "print": "use click.echo or a logger"}
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_banned_calls(path: Path) -> None:
-    if path.relative_to(SOURCE).as_posix() == "env/real.py":
-        return
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in BANNED_CALLS, (
-                f"{path.name}:{node.lineno} {BANNED_CALLS[node.func.id]}"
-            )
-        if isinstance(node, ast.Raise) and "NotImplementedError" in ast.dump(node):
-            raise AssertionError(f"{path.name}:{node.lineno} is unfinished")
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_files_and_functions_fit_the_reader(path: Path) -> None:
-    text = path.read_text()
-    assert text.count("\n") <= LINES_MAX, f"{path.name} is long: look for the second idea"
-    tree = ast.parse(text)
-    if text.strip():
-        assert ast.get_docstring(tree), f"{path.name} does not say what it hides"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno
-            assert length <= FUNCTION_LINES_MAX, f"{path.name}: {node.name} has {length} lines"
-
-
-def test_settings_document_is_current() -> None:
-    from cosmodrome.env.document import render
-
-    assert (ROOT / "docs" / "settings.md").read_text() == render(), "run `make docs`"
-
-
-def test_no_machine_or_registry_is_named() -> None:
-    """Paths of one machine and hosts of registries do not belong into a repository."""
-    machine = re.compile(r"(?<![\w.])/(?:work|farm|root|home)/")
-    registry = re.compile(r"index[-]url|https?://[^ \"]*/(?:simple|maven[2]|npm|packages)/")
-    for path in ROOT.rglob("*"):
-        parts = path.relative_to(ROOT).parts
-        if not path.is_file() or parts[0] in {".git", ".venv", "build", "node_modules"}:
-            continue
-        if any(part in {"node_modules", "__pycache__", "target"} for part in parts):
-            continue
-        if path.suffix in {".py", ".md", ".toml", ".lock", ".xml", ".json", ".mod", ".sum", ".js"}:
-            text = path.read_text(errors="replace")
-            if path == Path(__file__):
-                continue
-            assert not machine.search(text), f"{path} names a path of one machine"
-            assert not registry.search(text), f"{path} names a registry"
+def test_imports_are_seen_in_all_their_forms() -> None:
+    text = "import cosmodrome.wire.frame\nfrom cosmodrome import speed, __version__\n"
+    text += "from cosmodrome.store import store\nfrom cosmodrome.layout import MAGIC\nimport os\n"
+    wanted = ["wire.frame", "speed", "store.store", "layout"]
+    assert list(imports(text)) == wanted
+    assert list(imports(text.replace("import cosmo", "cimport cosmo"), compiled=True)) == wanted

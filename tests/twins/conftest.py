@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from cosmodrome import speed
-from cosmodrome.broker import lane, lane_replies, pull_lane
-from cosmodrome.speed import lane_pure
+from cosmodrome.broker.lane import lane, replies
+from cosmodrome.speed.lane import pure as lane_pure
 
 
 @pytest.fixture(params=["native", "pure"])
@@ -19,13 +19,13 @@ def lane_core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     core: ModuleType = lane_pure
     if request.param == "native":
         try:
-            core = importlib.import_module("cosmodrome.speed.lane")
+            core = importlib.import_module("cosmodrome.speed.lane.native")
         except ImportError:
             if os.environ.get("COSMODROME_REQUIRE_NATIVE"):
                 raise
             pytest.skip("the compiled lane is not built")
         if speed.FLAVOUR == "pure":
-            pytest.skip("the compiled lane needs the places of the compiled core")
-    for user in (lane, lane_replies, pull_lane):
+            pytest.skip("the compiled lane needs the queue ends of the compiled core")
+    for user in (lane, replies):
         monkeypatch.setattr(user, "core", core)
     return core

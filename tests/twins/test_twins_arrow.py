@@ -1,4 +1,4 @@
-"""The compiled columns against the law in `arrow_pure`, on sound and on damaged bytes."""
+"""The compiled columns against the law in `pure`, on sound and on damaged bytes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.goldens import Golden, each_golden, frames
 
+from cosmodrome import layout
 from cosmodrome.layout import (
     MAGIC_BLANK,
     MAGIC_RECORD,
@@ -25,13 +26,13 @@ from cosmodrome.layout import (
     SYS_STORE_V6,
     SYS_ZSTD,
 )
-from cosmodrome.speed import arrow_pure
+from cosmodrome.speed.arrow import pure as arrow_pure
 from cosmodrome.wire.frame import FrameSplitter
 from cosmodrome.wire.message import compress
 from cosmodrome.wire.record import Record, encode_record
 
 try:
-    from cosmodrome.speed import arrow
+    from cosmodrome.speed.arrow import native as arrow
 except ImportError:
     if os.environ.get("COSMODROME_REQUIRE_NATIVE"):
         raise
@@ -51,9 +52,9 @@ def drained(twin: Any, data: bytes, base: int, low: int, high: int, **rest: Any)
         at, stop = built.add(data, at, len(data), base=base, low=low, high=high)
         seen.append((at, stop, built.fault, built.fault_size))
         seen.append((built.rows, built.records, built.last_offset))
-        if stop == arrow_pure.STOP_FULL:
+        if stop == layout.STOP_FULL:
             seen.append(built.take())
-        elif stop == arrow_pure.STOP_CORRUPT and built.fault_size:
+        elif stop == layout.STOP_CORRUPT and built.fault_size:
             at += built.fault_size
         else:
             return [*seen, built.take()]
@@ -105,9 +106,23 @@ def make(
     packed = compress(body, sys_flag)
     return encode_record(
         Record(
-            *(0, 0, 0, numbers[0], numbers[1], numbers[2], 77, sys_flag, times[0]),
-            *(V6 if sys_flag & SYS_BORN_V6 else V4, times[1]),
-            *(V6 if sys_flag & SYS_STORE_V6 else V4, 3, 0, packed, topic, properties),
+            0,
+            0,
+            0,
+            numbers[0],
+            numbers[1],
+            numbers[2],
+            77,
+            sys_flag,
+            times[0],
+            V6 if sys_flag & SYS_BORN_V6 else V4,
+            times[1],
+            V6 if sys_flag & SYS_STORE_V6 else V4,
+            3,
+            0,
+            packed,
+            topic,
+            properties,
         )
     )
 
@@ -132,8 +147,15 @@ PROPERTIES = st.one_of(
 )
 FLAGS = st.sampled_from(
     [
-        *(0, 0, 0, SYS_PREPARED, SYS_BORN_V6, SYS_STORE_V6 | SYS_BORN_V6),
-        *(SYS_COMPRESSED, SYS_COMPRESSED | SYS_LZ4, SYS_COMPRESSED | SYS_ZSTD),
+        0,
+        0,
+        0,
+        SYS_PREPARED,
+        SYS_BORN_V6,
+        SYS_STORE_V6 | SYS_BORN_V6,
+        SYS_COMPRESSED,
+        SYS_COMPRESSED | SYS_LZ4,
+        SYS_COMPRESSED | SYS_ZSTD,
     ]
 )
 RECORD = st.builds(

@@ -1,4 +1,4 @@
-"""The client's compiled functions against the law in `client_pure`."""
+"""The client's compiled functions against the law in `pure`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from cosmodrome.errors import ProtocolError
 from cosmodrome.layout import FRAME_BYTES_MAX, SYS_BORN_V6, SYS_STORE_V6
-from cosmodrome.speed import client_pure
+from cosmodrome.speed.client import pure as client_pure
 from cosmodrome.wire.frame import FrameSplitter, prepare_json
 from cosmodrome.wire.record import Record, decode_record, encode_record
 
 try:
-    from cosmodrome.speed import client
+    from cosmodrome.speed.client import native as client
 except ImportError:
     if os.environ.get("COSMODROME_REQUIRE_NATIVE"):
         raise
@@ -41,8 +41,23 @@ def record(body: bytes, properties: str, offset: int, sys_flag: int, topic: str)
     store = HOST_V6 if sys_flag & SYS_STORE_V6 else HOST
     return encode_record(
         Record(
-            *(0, 0, 0, 3, 0, offset, 77, sys_flag, 1, born, 2, store, 0, 0, body),
-            *(topic, properties),
+            0,
+            0,
+            0,
+            3,
+            0,
+            offset,
+            77,
+            sys_flag,
+            1,
+            born,
+            2,
+            store,
+            0,
+            0,
+            body,
+            topic,
+            properties,
         )
     )
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_twins_lanes import Side, Wire, compare, frame, item, random_send, send_fields
+from tests.twins.test_twins_lanes import Side, Wire, compare, frame, item, random_send, send_fields
 
-from cosmodrome.broker import lane
+from cosmodrome.broker.lane import lane
 from cosmodrome.transport.connection import SocketConnection
 from cosmodrome.wire.bodies import TopicConfig
 
@@ -72,7 +72,7 @@ def watch(side: Side) -> list[int]:
         staged.append(ready.left)
         stage(ready)
 
-    side.store.stage = watched  # type: ignore[method-assign]
+    side.store.stage = watched  # type: ignore[assignment]
     return staged
 
 
@@ -84,7 +84,7 @@ async def test_a_turn_is_staged_once(tmp_path: Path) -> None:
         for opaque in (1, 100):
             for producer in producers:
                 producer.read(plain(opaque) + plain(opaque + 1, e="3", b="Multi"))
-            await side.settle()
+            await side.run_turns()
 
     _, fast = await compare_many(tmp_path, 5, drive)
     assert seen[1] == [10, 10]
@@ -108,10 +108,10 @@ async def test_whatever_comes_in_a_turn(tmp_path: Path, seed: int) -> None:
                 producer = chance.choice(producers)
                 producer.read(data[:cut])
                 producer.read(data[cut:])
-            await side.settle()
+            await side.run_turns()
         for number, producer in enumerate(producers):
             producer.read(plain(1_000_000 + number))
-        await side.settle()
+        await side.run_turns()
 
     await compare_many(tmp_path, 4, drive)
 
@@ -122,11 +122,11 @@ async def test_what_the_store_refuses_is_answered_to_everybody(tmp_path: Path) -
         log.trouble = "no room"
         for number, producer in enumerate(producers):
             producer.read(plain(1 + number) + plain(100 + number))
-        await side.settle()
+        await side.run_turns()
         log.trouble = None
         for number, producer in enumerate(producers):
             producer.read(plain(200 + number))
-        await side.settle()
+        await side.run_turns()
 
     _, fast = await compare_many(tmp_path, 3, drive)
     assert fast.dispatched == 6
@@ -134,13 +134,13 @@ async def test_what_the_store_refuses_is_answered_to_everybody(tmp_path: Path) -
 
 async def test_what_the_table_of_topics_no_longer_allows(tmp_path: Path) -> None:
     async def drive(side: Side, producers: list[Producer]) -> None:
-        topics = side.broker._state[0]
+        topics = side.broker._rooms.members.topics
         for number, producer in enumerate(producers):
             producer.read(plain(1 + number) + plain(100 + number, b="Multi"))
         if side.fast:
             topics.put(TopicConfig(topic_name="Unrelated"))
             assert side.dispatched == 6
-        await side.settle()
+        await side.run_turns()
 
     await compare_many(tmp_path, 3, drive)
 
@@ -150,7 +150,7 @@ async def test_a_producer_that_goes_before_its_sends_are_staged(tmp_path: Path) 
         for number, producer in enumerate(producers):
             producer.read(plain(1 + number))
         producers.pop(1).connection.connection_lost(None)
-        await side.settle()
+        await side.run_turns()
         assert side.store.facts().put_count == 3
 
     await compare_many(tmp_path, 3, drive)
@@ -170,7 +170,7 @@ async def test_more_than_is_gathered_in_a_turn(
             batch = item(chance.randbytes(700)) + item(body)
             sends = plain(opaque, body) + frame(320, 100 + opaque, send_fields(), batch)
             producers[opaque % 3].read(sends)
-        await side.settle()
+        await side.run_turns()
 
     await compare_many(tmp_path, 3, drive)
     assert 3 < len(seen[1]) < 12
@@ -182,7 +182,7 @@ async def test_what_follows_sends_comes_behind_them(tmp_path: Path) -> None:
         first.read(plain(1))
         second.read(plain(2) + plain(3, i="DELAY\x01x") + plain(4))
         first.read(plain(5))
-        await side.settle()
+        await side.run_turns()
 
     _, fast = await compare_many(tmp_path, 2, drive)
     assert fast.dispatched == 1

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import random
 import struct
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
-from cosmodrome import speed
+from cosmodrome import layout, speed
 
 HOST = bytes(range(8))
 START = 1 << 40
@@ -60,20 +61,21 @@ SENDS = {
     "a batch with unusual properties": [
         send("T", 0, "TAGS\x01shared", item(own) + item(f"{own}\x02KEYS\x01k"), 320)
         for own in (
-            *(
-                "TAGS\x01a\x02TAGS\x01b",
-                "TAGS\x01a\x02TAGS\x01",
-                "TAGS",
-                "TAGS\x02",
-                "\x02\x02a\x01b",
-            ),
-            *(
-                "\x01a\x02KEYS\x01k",
-                "KEYS\x01a\x01b",
-                "KEYS\x02\x01",
-                "TAGS\x01Größe\x02KEYS\x01鍵",
-            ),
-            *("TAG\x01a", "DELAYED\x01x", "UNIQ_KEY\x01" + "u" * 300, "a\x01" + "x" * 15, "T", "D"),
+            "TAGS\x01a\x02TAGS\x01b",
+            "TAGS\x01a\x02TAGS\x01",
+            "TAGS",
+            "TAGS\x02",
+            "\x02\x02a\x01b",
+            "\x01a\x02KEYS\x01k",
+            "KEYS\x01a\x01b",
+            "KEYS\x02\x01",
+            "TAGS\x01Größe\x02KEYS\x01鍵",
+            "TAG\x01a",
+            "DELAYED\x01x",
+            "UNIQ_KEY\x01" + "u" * 300,
+            "a\x01" + "x" * 15,
+            "T",
+            "D",
         )
     ],
     "many keys": [send("T", 0, "KEYS\x01" + " ".join(map(str, range(900)))) for _ in range(3)],
@@ -87,16 +89,20 @@ def test_facts_are_those_of_the_records(
 ) -> None:
     intake = lane_core.Intake(lambda name: lane_core.Plan(name.decode(), 4, 0), "c", 9000, 90_000)
     data, view = b"".join(sends), memoryview(b"".join(sends))
-    places = {("T", 0): speed.Place("T", 0, 17)}
+    ends = {("T", 0): speed.QueueEnd("T", 0, 17)}
     at, why, requests = intake.gather(None, view, 0, 1000, HOST, HOST)
-    assert (at, why, requests) == (len(data), lane_core.NOTHING, len(sends))
+    assert (at, why, requests) == (len(data), layout.LANE_NOTHING, len(sends))
     taken, log_offset = 0, START
     while intake.left:
         out = bytearray()
         room = max(room_bytes, intake.next_bytes)
         size, count, runs, keys = intake.encode(
-            *(out, log_offset, room, STORE_MS),
-            *(lambda *queue: places.setdefault(queue, speed.Place(*queue, 5)), []),
+            out,
+            log_offset,
+            room,
+            STORE_MS,
+            lambda topic, queue: ends.setdefault((topic, queue), speed.QueueEnd(topic, queue, 5)),
+            [],
         )
         found = speed.gather(memoryview(out), log_offset, 0, len(out), True, 1000)
         assert (list(runs), keys, [], count) == found[:4]
@@ -129,15 +135,21 @@ def test_a_topic_is_asked_for_once(lane_core: ModuleType) -> None:
 @pytest.mark.parametrize(
     "own",
     [
-        *("DELAY\x013", "TAGS\x01a\x02DELAY\x013\x02", "TRAN_MSG\x01true", "TIMER_DELAY_SEC\x011"),
-        *("TIMER_\x02a\x01b", "a\0\x01b", "TAGS\x01" + "x" * 40 + "\0", "\0"),
+        "DELAY\x013",
+        "TAGS\x01a\x02DELAY\x013\x02",
+        "TRAN_MSG\x01true",
+        "TIMER_DELAY_SEC\x011",
+        "TIMER_\x02a\x01b",
+        "a\0\x01b",
+        "TAGS\x01" + "x" * 40 + "\0",
+        "\0",
     ],
 )
 def test_items_that_the_slow_lane_has_to_see(lane_core: ModuleType, own: str) -> None:
     intake = lane_core.Intake(lambda name: lane_core.Plan(name.decode(), 4, 0), "c", 9000, 90_000)
     data = send("T", 0, "", item("TAGS\x01a") + item(own), 320)
     found = intake.gather(None, memoryview(data), 0, 1000, HOST, HOST)
-    assert found == (0, lane_core.OTHER, 0) and intake.left == 0
+    assert found == (0, layout.LANE_OTHER, 0) and intake.left == 0
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -146,7 +158,7 @@ def test_many_topics_in_any_order(lane_core: ModuleType, seed: int) -> None:
     chance = random.Random(seed)
     intake = lane_core.Intake(lambda name: lane_core.Plan(name.decode(), 4, 0), "c", 9000, 1 << 20)
     names = [f"{'t' * chance.choice((0, 1, 20, 121))}-{number}" for number in range(150)]
-    places: dict[tuple[str, int], speed.Place] = {}
+    ends: dict[tuple[str, int], speed.QueueEnd] = {}
     log_offset = START
     for _ in range(12):
         makers = chance.sample([send, binary_send], chance.choice((1, 1, 2)))
@@ -160,11 +172,15 @@ def test_many_topics_in_any_order(lane_core: ModuleType, seed: int) -> None:
         cut = chance.randrange(len(data))
         first, _, _ = intake.gather(None, memoryview(data)[:cut], 0, 1000, HOST, HOST)
         at, why, _ = intake.gather(None, memoryview(data), first, 1000, HOST, HOST)
-        assert (at, why, intake.left) == (len(data), lane_core.NOTHING, len(sends))
+        assert (at, why, intake.left) == (len(data), layout.LANE_NOTHING, len(sends))
         out = bytearray()
         size, count, runs, keys = intake.encode(
-            *(out, log_offset, 1 << 30, STORE_MS),
-            *(lambda *queue: places.setdefault(queue, speed.Place(*queue, 5)), []),
+            out,
+            log_offset,
+            1 << 30,
+            STORE_MS,
+            lambda topic, queue: ends.setdefault((topic, queue), speed.QueueEnd(topic, queue, 5)),
+            [],
         )
         found = speed.gather(memoryview(out), log_offset, 0, len(out), True, 1000)
         assert (sorted(runs), keys, [], count) == (sorted(found[0]), *found[1:4])
@@ -172,3 +188,27 @@ def test_many_topics_in_any_order(lane_core: ModuleType, seed: int) -> None:
         intake.clear()
         if chance.random() < 0.2:
             intake.known.clear()
+
+
+def test_an_encoding_that_fails_leaves_nothing_behind(lane_core: ModuleType) -> None:
+    intake = lane_core.Intake(lambda name: lane_core.Plan(name.decode(), 4, 0), "c", 9000, 90_000)
+    for name in ("T", "U"):  # two connections
+        intake.gather(name, memoryview(send(name, 0, "")), 0, 1000, HOST, HOST)
+    ends = {name: speed.QueueEnd(name, 0, 5) for name in ("T", "U")}
+    broken = True
+
+    def place(topic: str, queue_id: int) -> speed.QueueEnd:
+        if broken and topic == "U":
+            raise RuntimeError("a queue that cannot be found")
+        return ends[topic]
+
+    out = bytearray(b"before")
+    undo: list[Callable[[], None]] = []
+    with pytest.raises(RuntimeError, match="cannot be found"):
+        intake.encode(out, START, 9000, STORE_MS, place, undo)
+    assert (out, undo, intake.left) == (b"before", [], 2)
+    assert [end.next for end in ends.values()] == [5, 5]
+    broken = False
+    size, count, _, _ = intake.encode(out, START, 9000, STORE_MS, place, undo)
+    assert (count, intake.left, len(out)) == (2, 0, len(b"before") + size)
+    assert [end.next for end in ends.values()] == [6, 6]

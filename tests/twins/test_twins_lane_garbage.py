@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
-import test_twins_lanes as lanes
+from tests.twins import test_twins_lanes as lanes
 
 from cosmodrome.errors import ProtocolError
 from cosmodrome.wire.frame import decode
@@ -18,16 +18,59 @@ pytestmark = pytest.mark.usefixtures("lane_core")
 ROUNDS = 250
 EDGES = (0, 1, 3, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0xFFFFFF, 0x7FFFFFFF, 0x80000000)
 WORDS = (
-    *(b'"', b"\\", b"\\u", b"\\ud800", b"\\u0000", b"{", b"}", b",", b":", b"null", b"true", b" "),
-    *(b"-", b"-0", b"00", b"9" * 20, b"1e5", b"1.0", b"\xff", b"\xc3", b"\xed\xa0\x80", b"\0"),
-    *(b"\x01", b"\x02", b"DELAY\x011", b"DELAY\\u00011", b"TRAN_MSG\x01true", b"TIMER_"),
-    *(b"CLUSTER\x01", b"WAIT\x01false\x02", b"WAIT\\u0001false", b'"code":310,', b'"flag":1,'),
-    *(b'"extFields":{},', b'"opaque":7,', b'"language":"XX",', b'"language":99,', b'"version":-1,'),
+    b'"',
+    b"\\",
+    b"\\u",
+    b"\\ud800",
+    b"\\u0000",
+    b"{",
+    b"}",
+    b",",
+    b":",
+    b"null",
+    b"true",
+    b" ",
+    b"-",
+    b"-0",
+    b"00",
+    b"9" * 20,
+    b"1e5",
+    b"1.0",
+    b"\xff",
+    b"\xc3",
+    b"\xed\xa0\x80",
+    b"\0",
+    b"\x01",
+    b"\x02",
+    b"DELAY\x011",
+    b"DELAY\\u00011",
+    b"TRAN_MSG\x01true",
+    b"TIMER_",
+    b"CLUSTER\x01",
+    b"WAIT\x01false\x02",
+    b"WAIT\\u0001false",
+    b'"code":310,',
+    b'"flag":1,',
+    b'"extFields":{},',
+    b'"opaque":7,',
+    b'"language":"XX",',
+    b'"language":99,',
+    b'"version":-1,',
 )
 FIELDS = (
-    *(b'"b":"Multi"', b'"e":"3"', b'"e":2', b'"i":"TAGS\\u0001Z"', b'"i":null', b'"a":""'),
-    *(b'"i":"q\\u0001\\"\\\\\\/\\b\\f\\n\\r\\t\\ud83d\\ude80"', b'"m":"true"', b'"x":"\\u0041"'),
-    *(b'"queueId":"0"', b'"topic":"Plain"', b'"commitOffset":"-1"', b'"sysFlag":"4"'),
+    b'"b":"Multi"',
+    b'"e":"3"',
+    b'"e":2',
+    b'"i":"TAGS\\u0001Z"',
+    b'"i":null',
+    b'"a":""',
+    b'"i":"q\\u0001\\"\\\\\\/\\b\\f\\n\\r\\t\\ud83d\\ude80"',
+    b'"m":"true"',
+    b'"x":"\\u0041"',
+    b'"queueId":"0"',
+    b'"topic":"Plain"',
+    b'"commitOffset":"-1"',
+    b'"sysFlag":"4"',
 )
 
 

@@ -12,18 +12,18 @@ import socket
 import struct
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-import test_twins_lanes as lanes
-import test_twins_pulls as plain
 import uvloop
-from test_twins_lanes import Side, Wire, codes_of, compare, frame
-from test_twins_pulls import pull, send, set_option
+from tests.twins import test_twins_lanes as lanes
+from tests.twins import test_twins_pulls as plain
+from tests.twins.test_twins_lanes import Side, Wire, codes_of, compare, frame
+from tests.twins.test_twins_pulls import pull, send, set_option
 
-from cosmodrome import speed
+from cosmodrome.speed import lane
 
-if not speed.HAS_LANE:
+if not lane.HAS_LANE:
     pytest.skip("pulls by plan are compiled only", allow_module_level=True)
 
 
@@ -38,7 +38,7 @@ class SocketWire(Wire):
             self.near, _ = door.accept()
         self.near.setblocking(False)
         self.far.setblocking(False)
-        self._extra["socket"] = self.near
+        cast(Any, self)._extra["socket"] = self.near
         self.late = bytearray()
         self.late_bytes = 0  # of all that was written here
 

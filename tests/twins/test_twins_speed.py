@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cosmodrome.layout import INDEX_KEY, QUEUE_ENTRY, QUEUE_FILLER_SIZE
-from cosmodrome.speed import pure
+from cosmodrome.speed.core import pure
 
 try:
-    from cosmodrome.speed import native
+    from cosmodrome.speed.core import native
 except ImportError:
     if os.environ.get("COSMODROME_REQUIRE_NATIVE"):
         raise
@@ -112,25 +112,65 @@ def test_decode_header_of_damaged_headers(
 
 JSON_PIECE = st.sampled_from(
     [
-        *(
-            b'{"code":1',
-            b'{"code" : -7 ',
-            b'{"code":01',
-            b'{"code":-0',
-            b'{"code":1.0',
-            b'{"code":1e2',
-        ),
-        *(b',"extFields":{', b',"extFields":null', b'"a":"b"', b'"a":5', b'"a":-5', b'"a":1.5'),
-        *(b'"a":true', b'"b":false', b'"a":null', b'"c":{"x":[1,"y"]}', b'"d":[]', b'"a":""'),
-        *(b",", b"}", b"}", b" ", b"\n", b'"', b"\\", b'"a":"\\u0041\\n\\/"', b'"\\u0061":"z"'),
-        *(b'"e":"\\ud83d\\ude00"', b'"e":"\\ud83d"', b'"e":"\\udc00"', b'"e":"\\ud83d\\u0041"'),
-        *(b'"f":"\xff"', b'"f":"\xe4\xb8\xad"', b'"f":"\x01"', b'"f":"\\x"', b'"f":"\\u12"'),
-        *(b',"language":"JAVA"', b',"language":"GO"', b',"language":"XX"', b',"language":3'),
-        *(b',"language":99', b',"language":null', b',"language":""', b',"opaque":2147483647'),
-        *(b',"opaque":2147483648', b',"opaque":-2147483648', b',"flag":1', b',"version":409'),
-        *(b',"remark":null', b',"remark":""', b',"remark":"r"', b',"remark":5', b',"other":{}'),
-        *(b',"serializeTypeCurrentRPC":"JSON"', b',"code":2', b',"code":99999999999'),
-        *(b',"extFields":{}', b',"extFields":{"a":12345678901234567890123}', b"\x00"),
+        b'{"code":1',
+        b'{"code" : -7 ',
+        b'{"code":01',
+        b'{"code":-0',
+        b'{"code":1.0',
+        b'{"code":1e2',
+        b',"extFields":{',
+        b',"extFields":null',
+        b'"a":"b"',
+        b'"a":5',
+        b'"a":-5',
+        b'"a":1.5',
+        b'"a":true',
+        b'"b":false',
+        b'"a":null',
+        b'"c":{"x":[1,"y"]}',
+        b'"d":[]',
+        b'"a":""',
+        b",",
+        b"}",
+        b"}",
+        b" ",
+        b"\n",
+        b'"',
+        b"\\",
+        b'"a":"\\u0041\\n\\/"',
+        b'"\\u0061":"z"',
+        b'"e":"\\ud83d\\ude00"',
+        b'"e":"\\ud83d"',
+        b'"e":"\\udc00"',
+        b'"e":"\\ud83d\\u0041"',
+        b'"f":"\xff"',
+        b'"f":"\xe4\xb8\xad"',
+        b'"f":"\x01"',
+        b'"f":"\\x"',
+        b'"f":"\\u12"',
+        b',"language":"JAVA"',
+        b',"language":"GO"',
+        b',"language":"XX"',
+        b',"language":3',
+        b',"language":99',
+        b',"language":null',
+        b',"language":""',
+        b',"opaque":2147483647',
+        b',"opaque":2147483648',
+        b',"opaque":-2147483648',
+        b',"flag":1',
+        b',"version":409',
+        b',"remark":null',
+        b',"remark":""',
+        b',"remark":"r"',
+        b',"remark":5',
+        b',"other":{}',
+        b',"serializeTypeCurrentRPC":"JSON"',
+        b',"code":2',
+        b',"code":99999999999',
+        b',"extFields":{}',
+        b',"extFields":{"a":12345678901234567890123}',
+        b"\x00",
     ]
 )
 
@@ -158,10 +198,26 @@ HOST = st.sampled_from([b"\x7f\0\0\x01\0\0\x2a\x9f", b"\x01" * 20]) | st.binary(
 PROPERTIES = st.lists(
     st.sampled_from(
         [
-            *(b"TAGS\x01A", b"TAGS\x01\xe4\xb8\xad", b"TAGS\x01", b"TAGS", b"KEYS\x01a b  c "),
-            *(b"UNIQ_KEY\x01U", b"DELAY\x013", b"DELAY\x01+3", b"DELAY\x01-3", b"DELAY\x01x"),
-            *(b"DELAY\x019999999999", b"DELAY\x0100000000001", b"DELAY\x01+", b"\x01v", b"x\x01y"),
-            *(b"KEYS\x01\xff", b"UNIQ_KEY\x01a\x01b", b"", b"TAGS\x01B", b"KEYS\x01 "),
+            b"TAGS\x01A",
+            b"TAGS\x01\xe4\xb8\xad",
+            b"TAGS\x01",
+            b"TAGS",
+            b"KEYS\x01a b  c ",
+            b"UNIQ_KEY\x01U",
+            b"DELAY\x013",
+            b"DELAY\x01+3",
+            b"DELAY\x01-3",
+            b"DELAY\x01x",
+            b"DELAY\x019999999999",
+            b"DELAY\x0100000000001",
+            b"DELAY\x01+",
+            b"\x01v",
+            b"x\x01y",
+            b"KEYS\x01\xff",
+            b"UNIQ_KEY\x01a\x01b",
+            b"",
+            b"TAGS\x01B",
+            b"KEYS\x01 ",
         ]
     ),
     max_size=6,
@@ -394,7 +450,7 @@ def test_select(
     for number in range(13):
         at = base + len(log)
         size = pure.encode_record(
-            *(log, at, 5 + number, 1, b"T", 3, 0, 0, 1, V4, V4, 0, 0, b"b" * number, b"")
+            log, at, 5 + number, 1, b"T", 3, 0, 0, 1, V4, V4, 0, 0, b"b" * number, b""
         )
         places.append((at, size))
     entries = bytearray()
@@ -409,8 +465,18 @@ def test_select(
     index = min(index, len(wanted))
     for within in ((low, high), (base, base + len(log))):
         same(
-            *("select", bytes(entries), index, view, base, *within, queue_id, 5, codes),
-            *(count, 10 * count, limits),
+            "select",
+            bytes(entries),
+            index,
+            view,
+            base,
+            *within,
+            queue_id,
+            5,
+            codes,
+            count,
+            10 * count,
+            limits,
         )
 
 
@@ -467,7 +533,9 @@ def test_spread(
         assert {names[queue] for queue, _ in seen} <= {names[queue] for queue in dirty}
         results.append(
             (
-                *(done, size, [(names[queue], entries) for queue, entries in seen]),
+                done,
+                size,
+                [(names[queue], entries) for queue, entries in seen],
                 sorted(names[queue] for queue in dirty),
                 {key: facts(queue.growth) for key, queue in queues.items()},
             )
@@ -483,8 +551,3 @@ def test_checksums(size: int) -> None:
         twin.encode_record(out, 0, 0, 1, b"T", 0, 0, 0, 1, V4, V4, 0, 0, body, b"")
     assert outs[0] == outs[1]
     assert int.from_bytes(outs[1][8:12], "big") == zlib.crc32(body) & 0x7FFFFFFF
-
-
-def test_names_are_the_same() -> None:
-    for name in ("WALK_MORE", "WALK_BLANK", "WALK_EMPTY", "WALK_CORRUPT"):
-        assert getattr(native, name) == getattr(pure, name)

@@ -8,14 +8,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from test_twins_lane_facts import HOST, START, STORE_MS, send
+from tests.twins.test_twins_lane_facts import HOST, START, STORE_MS, send
 from tests.unit.store.store_kit import Faults, bodies, draft, faulty_env, put, small
 
 from cosmodrome import speed
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import StoreUnwritable
 from cosmodrome.layout import QUEUE_ENTRY_BYTES
-from cosmodrome.speed import pure
+from cosmodrome.speed.core import pure
 from cosmodrome.store.store import PutStatus, Store
 
 
@@ -42,7 +42,7 @@ async def test_a_failed_write_takes_back_what_both_ways_staged(
     await store.start()
     end = stage(store, intake, send("T", 0, "", b"a0"), send("T", 1, "", b"b0"))
     store.relieve()
-    await store.settle(end)
+    await store.durable(end)
     faults.write = "commitlog"
     outcomes: list[object] = []
     store.append(draft(b"lost", queue_id=1))
@@ -50,16 +50,16 @@ async def test_a_failed_write_takes_back_what_both_ways_staged(
     store.append(draft(b"lost"))
     store.append(draft(b"lost", queue_id=2))
     end = stage(store, intake, send("T", 0, "", b"lost"), send("T", 2, "", b"lost"))
-    store.settle_then(end, outcomes.append)
+    store.when_durable(end, lambda who, outcome: outcomes.append(outcome), None)
     store.relieve(at_once=True)
     assert len(outcomes) == 1 and isinstance(outcomes[0], StoreUnwritable)
     faults.write = None
     end = stage(store, intake, send("T", 0, "", b"a1"), send("T", 2, "", b"c0"))
     assert await put(store, draft(b"b1", queue_id=1), draft(b"a2")) == [1, 2]
     end = stage(store, intake, send("T", 2, "", b"c1"), send("T", 1, "", b"b2"))
-    store.settle_then(end, outcomes.append)
+    store.when_durable(end, lambda who, outcome: outcomes.append(outcome), None)
     store.relieve(at_once=True)
-    await store.settle(end)
+    await store.durable(end)
     assert outcomes[1:] == [PutStatus.OK]
     assert bodies(store) == [b"a0", b"a1", b"a2"]
     assert bodies(store, queue_id=1) == [b"b0", b"b1", b"b2"]
@@ -71,12 +71,12 @@ async def test_a_deleted_topic_begins_again(tmp_path: Path, lane_core: ModuleTyp
     store, intake = Store(small(tmp_path), real_env()), make_intake(lane_core)
     await store.start()
     for number in range(3):
-        await store.settle(stage(store, intake, send("T", 0, "", b"%d" % number)))
+        await store.durable(stage(store, intake, send("T", 0, "", b"%d" % number)))
     assert store.bounds("T", 0) == (0, 3)
     store.delete_topic("T")
     assert store.bounds("T", 0) == (0, 0)
-    for number in range(2):  # the plan is the same, and knows the place of old
-        await store.settle(stage(store, intake, send("T", 0, "", b"new %d" % number)))
+    for number in range(2):  # the plan is the same, and knows the old end
+        await store.durable(stage(store, intake, send("T", 0, "", b"new %d" % number)))
     assert store.bounds("T", 0) == (0, 2) and bodies(store) == [b"new 0", b"new 1"]
     await store.stop()
     store = Store(small(tmp_path), real_env())
@@ -91,22 +91,22 @@ async def test_a_queue_that_was_dropped_and_made_again(
     store, intake = Store(small(tmp_path), real_env()), make_intake(lane_core)
     await store.start()
     for body in (b"a", b"b"):  # the second one finds the queue, which the first one made
-        await store.settle(stage(store, intake, send("T", 0, "", body)))
+        await store.durable(stage(store, intake, send("T", 0, "", body)))
     queue = store._queues.get("T", 0)
     # Its tail is empty then, and ends where the next entry belongs.
     assert queue is not None and await store._upkeep.write_derived()
-    store._queues.drop(queue)  # the log's place stays
-    await store.settle(stage(store, intake, send("T", 0, "", b"c")))
-    await store.settle(stage(store, intake, send("T", 0, "", b"d")))
+    store._queues.drop(queue)  # the end of the log's queue stays
+    await store.durable(stage(store, intake, send("T", 0, "", b"c")))
+    await store.durable(stage(store, intake, send("T", 0, "", b"d")))
     assert bodies(store) == [b"c", b"d"] and store.bounds("T", 0) == (2, 4)
     assert not queue.tail and store._queues.dirty_count == 1
-    assert store._queues.tail_bytes == len(store._queues.get("T", 0).tail)  # type: ignore[union-attr]
+    assert store._queues.tail_bytes == len(store._queues.get("T", 0).tail)
     await store.stop()
 
 
-def test_places_of_queues_that_are_gone_stay_so() -> None:
+def test_ends_of_queues_that_are_gone_stay_so() -> None:
     for twin in {pure, speed}:
-        kept, gone = twin.Place("T", 0, 5), twin.Place("T", 1, 5)
+        kept, gone = twin.QueueEnd("T", 0, 5), twin.QueueEnd("T", 1, 5)
         kept.next, gone.next = 9, -1
         twin.put_back([(kept, 5), (gone, 5), (kept, 7)])
         assert (kept.next, gone.next) == (5, -1) and kept.key == ("T", 0)
@@ -138,13 +138,13 @@ def test_a_tail_takes_at_most_twice_its_room() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_runs_that_know_their_tails(seed: int) -> None:
     """The compiled lane's runs go where the same runs as tuples go by the law."""
-    lane = pytest.importorskip("cosmodrome.speed.lane")
-    native = pytest.importorskip("cosmodrome.speed.native")
+    lane = pytest.importorskip("cosmodrome.speed.lane.native")
+    native = pytest.importorskip("cosmodrome.speed.core.native")
     chance, intake, log_offset = random.Random(seed), make_intake(lane), START
     keys = [(topic, queue_id) for topic in "TUV" for queue_id in range(4)]
-    places = {key: native.Place(*key, chance.randrange(3)) for key in keys}
+    ends = {key: native.QueueEnd(*key, chance.randrange(3)) for key in keys}
     sides: list[tuple[Any, dict[Any, Growing], set[Any]]] = [
-        (twin, {key: Growing(twin, places[key].next) for key in keys}, set())
+        (twin, {key: Growing(twin, ends[key].next) for key in keys}, set())
         for twin in (native, pure)
     ]
     stops = 0
@@ -152,16 +152,16 @@ def test_runs_that_know_their_tails(seed: int) -> None:
         chosen = [chance.choice(keys) for _ in range(chance.randrange(1, 30))]
         view = memoryview(b"".join(send(*key, f"TAGS\x01{key}") for key in chosen))
         intake.gather(None, view, 0, 1000, HOST, HOST)
-        before = {key: place.next for key, place in places.items()}
+        before = {key: queue_end.next for key, queue_end in ends.items()}
         undo: list[Any] = []
         taken, _, runs, _ = intake.encode(
-            bytearray(), log_offset, 1 << 30, STORE_MS, lambda *key: places[key], undo
+            bytearray(), log_offset, 1 << 30, STORE_MS, lambda *key: ends[key], undo
         )
         intake.clear()
         assert len(runs) == len(set(chosen)) and len(undo) == 1
         if chance.random() < 0.2:
             undo[0]()
-            assert {key: place.next for key, place in places.items()} == before
+            assert {key: queue_end.next for key, queue_end in ends.items()} == before
             continue
         log_offset += taken
         watched: list[Any] = [{chance.choice(keys)} if chance.random() < 0.5 else set(), set()]
@@ -183,11 +183,11 @@ def test_runs_that_know_their_tails(seed: int) -> None:
         for key in keys:
             renew = chance.random() < 0.1
             for twin, queues, dirty in sides:
-                if key not in queues or renew or queues[key].growth.end != places[key].next * 20:
+                if key not in queues or renew or queues[key].growth.end != ends[key].next * 20:
                     old = queues.pop(key, None)
                     if old is not None:
                         old.growth.owner = None
                         dirty.discard(old)
                     if not renew:
-                        queues[key] = Growing(twin, places[key].next)
+                        queues[key] = Growing(twin, ends[key].next)
     assert stops

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from bench import java, load, loadgen, ring, verdict
+from bench import java, load, loadgen, replication, ring, verdict
 from bench.verdict import Row
 
 
@@ -33,6 +33,21 @@ def test_a_ratio_says_how_many_times_better(
     ours: list[float], peer: list[float], more: bool, ratio: float | None
 ) -> None:
     assert Row("r", "u", ours, peer, more=more).ratio == ratio
+
+
+def test_a_pair_is_judged_by_both_processes_and_by_what_waiting_costs() -> None:
+    def sample(cpu: float, tps: float, p99_us: float) -> verdict.Sample:
+        return {replication.CPU: cpu, "tps": tps, "p99_us": p99_us}
+
+    found: dict[tuple[str, str, str], list[verdict.Sample]] = {
+        ("64", "ASYNC_MASTER", "ours"): [sample(10, 100, 5)],
+        ("64", "ASYNC_MASTER", "java"): [sample(41, 50, 6)],
+        ("64", "SYNC_MASTER", "ours"): [sample(10, 69, 7)],
+        ("64", "SYNC_MASTER", "java"): [sample(39, 50, 6)],
+    }
+    rows = replication.rows_of("SYNC_FLUSH", "64", found)
+    assert [row.passed for row in rows] == [True, True, False, False, False]
+    assert rows[-1].ours == [69]
 
 
 def test_a_bar_against_the_peer() -> None:
@@ -148,7 +163,7 @@ def test_a_ring_has_every_topic_and_queue_in_frames_of_one_length() -> None:
 
 @pytest.fixture
 async def floor_address() -> AsyncIterator[str]:
-    pytest.importorskip("cosmodrome.speed.lane", reason="the floor needs the compiled part")
+    pytest.importorskip("cosmodrome.speed.lane.native", reason="the floor needs the compiled part")
     from bench import floor
 
     server = floor.make_server()
@@ -172,8 +187,17 @@ async def test_the_generators_run_on_the_loop_they_choose(floor_address: str) ->
     """A program of its own, as the benches start it."""
     host, port = floor_address.split(":")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.ring", "--addr", f"{host}:{port}", "--count", "100"),
-        *("--warmup", "0", "--duration", "10"),
+        sys.executable,
+        "-m",
+        "bench.ring",
+        "--addr",
+        f"{host}:{port}",
+        "--count",
+        "100",
+        "--warmup",
+        "0",
+        "--duration",
+        "10",
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         cwd=Path(ring.__file__).parents[1],

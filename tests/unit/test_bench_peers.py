@@ -6,7 +6,7 @@ import argparse
 import socketserver
 import threading
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from bench.peers import BEFORE, CACHE, EACH, GROUP, MANY, ONE, Measured, put, render
@@ -75,7 +75,7 @@ def test_the_generator_counts_what_was_answered(address: str) -> None:
     options = argparse.Namespace(
         protocol="redis", addr=address, conns=2, window=4, size=10, duration=0.3, warmup=0.1, pid=""
     )
-    result = run(options)
+    result: Any = run(options)
     assert 0 < result["msgs"] <= Answering.taken
     assert result["errors"] > 0 and result["first_error"] == "-ERR no"
     assert 0 < result["p50_us"] <= result["p99_us"] < 1_000_000

@@ -1,12 +1,20 @@
 """Registration with the name servers, so that clients find this broker.
 
-Every name server has its own task and its own connection, which stays open: a name server
-drops a broker whose connection closes. One that is down is tried again soon at first, later
-once per period, and never delays the others.
+Every name server has its own task and its own connection, which stays open: a name server drops a
+broker whose connection closes. One that is down is tried again soon at first, later once per
+period, and never delays the others.
 
 A registration carries the whole topic table, except right after a change: then only the changed
 topics travel, provided this very connection has carried the whole table before. A name server
 that restarted therefore always hears the whole table first.
+
+A large table travels in parts, so that no frame is too large and neither side is busy for long. A
+name server adds what a part names to what it knows, if the part's version is another one than that
+of the part before. Only the last part has the version of the table. While the table stays as it is,
+its first part says that the broker is alive.
+
+The answer to a slave's registration says where its master is. A slave that looks for its master
+registers again soon.
 """
 
 from __future__ import annotations
@@ -15,17 +23,24 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from cosmodrome.broker.topics import PERM_READ_WRITE, Topics
+from cosmodrome.broker.address import parse_address
+from cosmodrome.broker.members.table_file import row_bytes
+from cosmodrome.broker.members.topics import PERM_READ_WRITE, Topics
+from cosmodrome.env.background import Background
+from cosmodrome.env.backoff import Backoff
 from cosmodrome.env.options import BrokerOptions
-from cosmodrome.errors import ConfigError, CosmodromeError
+from cosmodrome.env.ports import NAMESRV_PORT
+from cosmodrome.env.signal import Signal
+from cosmodrome.errors import CosmodromeError
 from cosmodrome.layout import CRC_MASK
 from cosmodrome.transport.channel import Channel
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import (
+    MASTER_ID,
+    DataVersion,
     KVTable,
     RegisterBrokerBody,
     TopicConfig,
@@ -41,8 +56,9 @@ RETRY_SECONDS_FIRST = 1.0
 WATCH_SECONDS = 1.0
 ANNOUNCED_WAIT_SECONDS = 2.0
 UNREGISTER_TIMEOUT_MS = 2000
-DEFAULT_PORT_HINT = 9876
-_HOST = re.compile(r"[A-Za-z0-9._-]+\Z|\[[0-9A-Fa-f:.%]+\]\Z")
+PART_BYTES = 1024 * 1024  # of topics in one registration
+LOOK_SECONDS_FIRST = 0.5  # between the registrations of a slave that looks for its master
+LOOK_SECONDS_MAX = 5.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,6 +72,18 @@ class Identity:
     ha_address: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Master:
+    """Where a slave's master is, as a name server says."""
+
+    address: str
+    ha_address: str
+
+
+def _nobody_looks() -> bool:
+    return False
+
+
 def parse_name_servers(text: str) -> list[tuple[str, int]]:
     """`host:port;host:port` as pairs, each once; ConfigError says which part is wrong."""
     found: dict[tuple[str, int], None] = {}
@@ -63,19 +91,10 @@ def parse_name_servers(text: str) -> list[tuple[str, int]]:
         part = part.strip()
         if not part:
             continue
-        host, colon, port = part.rpartition(":")
-        if not colon or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65_535:
-            raise ConfigError(
-                f"namesrvAddr: {part!r} has no port between 1 and 65535;"
-                f" write host:port;host:port, for example {part.split(':')[0] or 'localhost'}"
-                f":{DEFAULT_PORT_HINT}"
-            )
-        if not _HOST.match(host):
-            raise ConfigError(
-                f"namesrvAddr: {host!r} is not a host name or address;"
-                " write host:port;host:port, an IPv6 address in brackets"
-            )
-        found[host.strip("[]"), int(port)] = None
+        address = parse_address(
+            "namesrvAddr", part, example_port=NAMESRV_PORT, form="host:port;host:port"
+        )
+        found[address] = None
     return list(found)
 
 
@@ -95,17 +114,21 @@ class Announce:
         self._filter_servers = filter_servers
         self._addresses = parse_name_servers(options.namesrv_addr)
         self._peers: list[_Peer] = []
+        # A slave hears with each registration where its master is, and whether it has to look
+        # for it is asked before each pause.
+        self.found_master: Signal[Master] = Signal()
+        self.looks_for_master: Callable[[], bool] = _nobody_looks
         topics.changed.subscribe(self._on_change)
 
     async def start(self, identity: Identity) -> None:
         if self._peers:
             return
         for host, port in self._addresses:
-            peer = _Peer(
-                *(self._options, self._topics, identity, self._connect(host, port)),
-                self._filter_servers,
-            )
+            channel = self._connect(host, port)
+            peer = _Peer(self._options, self._topics, identity, channel, self._filter_servers)
             peer.on_reply = self._mark_ordered
+            peer.on_master = self.found_master.fire
+            peer.looks_for_master = self.looks_for_master
             self._peers.append(peer)
             peer.start()
         if not self._peers:
@@ -137,8 +160,8 @@ class Announce:
         self._on_change(())
 
     async def announced(self) -> None:
-        """Return once the name servers that answer know the last change, or after a moment."""
-        attempts = [peer.settled() for peer in self._peers if peer.registered]
+        """Return when the name servers that answer know the last change, or after a moment."""
+        attempts = [peer.attempted() for peer in self._peers if peer.registered]
         if attempts:
             await asyncio.wait(attempts, timeout=ANNOUNCED_WAIT_SECONDS)
 
@@ -163,11 +186,13 @@ class _Peer:
         channel: Channel,
         filter_servers: Callable[[], list[str]],
     ) -> None:
-        self.name = f"{channel.host}:{channel.port}"
+        self.name = channel.name
         self.registered = False
         self.why = ""
         self.ordered: frozenset[str] | None = None
         self.on_reply: Callable[[], None] = lambda: None
+        self.on_master: Callable[[Master], None] = lambda master: None
+        self.looks_for_master: Callable[[], bool] = _nobody_looks
         self._options = options
         self._topics = topics
         self._identity = identity
@@ -177,20 +202,19 @@ class _Peer:
             min(max(options.register_name_server_period, PERIOD_MS_MIN), PERIOD_MS_MAX) / 1000
         )
         self._whole_sent = False  # over the present connection
+        self._version_sent: DataVersion | None = None  # of the whole table, over it
         self._news: set[str] | None = None  # changed topics; empty: the whole table
         self._wake = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
-        self._task: asyncio.Task[None] | None = None
+        self._registering = Background(f"register with {self.name}")
+        self._back_off = Backoff(min(RETRY_SECONDS_FIRST, self._period_s), self._period_s)
+        self._look_again = Backoff(LOOK_SECONDS_FIRST, LOOK_SECONDS_MAX)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name=f"register with {self.name}")
+        self._registering.start(self._run)
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await self._registering.stop()
         self._resolve(self._waiting)
         who = self._identity
         if self._channel.connected:
@@ -218,17 +242,16 @@ class _Peer:
             self._news = (self._news or set()) | names
         self._wake.set()
 
-    def settled(self) -> asyncio.Future[None]:
-        """Done after the attempt that covers everything known now."""
+    def attempted(self) -> asyncio.Future[None]:
+        """A future that is done after the attempt that covers everything known now."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._news is None and self._task is not None and not self._waiting:
+        if self._news is None and self._registering.running and not self._waiting:
             future.set_result(None)
         else:
             self._waiting.append(future)
         return future
 
     async def _run(self) -> None:
-        retry_s = RETRY_SECONDS_FIRST
         while True:
             news, self._news = self._news, None
             waiting, self._waiting = self._waiting, []
@@ -236,11 +259,16 @@ class _Peer:
             done = await self._attempt(news)
             self._resolve(waiting)
             if done:
-                retry_s, wait_s = RETRY_SECONDS_FIRST, self._period_s
+                self._back_off.reset()
+                await self._pause(self._until_next_s())
             else:
-                wait_s = min(retry_s, self._period_s)
-                retry_s = min(retry_s * 2, self._period_s)
-            await self._pause(wait_s)
+                await self._pause(self._back_off.next_s())
+
+    def _until_next_s(self) -> float:
+        if self.looks_for_master():
+            return self._look_again.next_s()
+        self._look_again.reset()
+        return self._period_s
 
     async def _pause(self, seconds: float) -> None:
         """Until something changes: the topics, the connection, or the time is over."""
@@ -256,10 +284,13 @@ class _Peer:
                 log.warning("name_server_lost name_server=%s; registering again", self.name)
                 self.registered = False
                 return
+            if deadline - loop.time() > LOOK_SECONDS_MAX and self.looks_for_master():
+                return
 
     async def _attempt(self, news: set[str] | None) -> bool:
         if not self._channel.connected:
             self._whole_sent = False
+            self._version_sent = None
         try:
             if news is None and await self._is_known():
                 return True
@@ -281,15 +312,16 @@ class _Peer:
         return True
 
     def _failed(self, why: str) -> bool:
-        # While the connection stays open the name server keeps what it was told before.
-        self.registered = self.registered and self._channel.connected
+        # The name server may still have what it was told before, but not for long.
+        self.registered = False
         self._whole_sent = False
+        self._version_sent = None
         self.why = why
         return False
 
     async def _is_known(self) -> bool:
         """With forceRegister off: ask whether the table has to be sent at all."""
-        if self._options.force_register or not self._whole_sent:
+        if self._options.force_register or not self._whole_sent or self.looks_for_master():
             return False
         who = self._identity
         reply = await self._channel.call(
@@ -305,9 +337,21 @@ class _Peer:
         return not reply.changed
 
     async def _register(self, names: set[str] | None) -> None:
+        whole = self._topics.wrapper(names)
+        known = names is None and whole.data_version == self._version_sent
+        for part in parts_of(whole):
+            if known:
+                part.data_version = whole.data_version
+            await self._send(part)
+            if known:
+                break
+        self._whole_sent = True  # now or, when only changes travel, before
+        self._version_sent = whole.data_version
+
+    async def _send(self, part: TopicConfigSerializeWrapper) -> None:
         who = self._identity
         body = registration_body(
-            self._topics.wrapper(names),
+            part,
             filter_servers=self._filter_servers(),
             broker_permission=self._options.broker_permission,
             compressed=self._options.compressed_register,
@@ -325,8 +369,8 @@ class _Peer:
             ),
             timeout_ms=self._options.register_broker_timeout_mills,
         )
-        if names is None:
-            self._whole_sent = True
+        if reply.master_addr and reply.ha_server_addr and who.broker_id != MASTER_ID:
+            self.on_master(Master(reply.master_addr, reply.ha_server_addr))
         if reply.body:
             self.ordered = frozenset(bodies.decode(KVTable, reply.body).table)
             self.on_reply()
@@ -335,6 +379,23 @@ class _Peer:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+
+
+def parts_of(whole: TopicConfigSerializeWrapper) -> Iterator[TopicConfigSerializeWrapper]:
+    """Topics in parts of about `PART_BYTES`, at least one part, each with a version of its own."""
+    part: dict[str, TopicConfig] = {}
+    left, number = PART_BYTES, 0
+    for name, config in whole.topic_config_table.items():
+        size = row_bytes(name, config)
+        if left < size and part:
+            number += 1
+            # No table has such a time, so no name server takes the part for one that it has.
+            version = DataVersion(counter=whole.data_version.counter, timestamp=-number)
+            yield TopicConfigSerializeWrapper(data_version=version, topic_config_table=part)
+            part, left = {}, PART_BYTES
+        part[name] = config
+        left -= size
+    yield TopicConfigSerializeWrapper(data_version=whole.data_version, topic_config_table=part)
 
 
 def registration_body(

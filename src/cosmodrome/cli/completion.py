@@ -1,4 +1,4 @@
-"""`cosmo completion bash|zsh|fish`: the script that makes a shell complete words of `cosmo`."""
+"""`cosmo completion bash|zsh|fish`: the script that completes `cosmo` commands in a shell."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ VARIABLE = "_COSMO_COMPLETE"
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print what makes SHELL complete commands, options and arguments of cosmo.
+    """Print the script that makes SHELL complete commands, options and arguments.
 
     \b
     bash:  source <(cosmo completion bash)      in ~/.bashrc
-    zsh:   source <(cosmo completion zsh)       in ~/.zshrc, behind compinit
+    zsh:   source <(cosmo completion zsh)       in ~/.zshrc, after compinit
     fish:  cosmo completion fish > ~/.config/fish/completions/cosmo.fish
     """
     kind = get_completion_class(shell)

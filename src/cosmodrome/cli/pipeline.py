@@ -9,7 +9,7 @@ import importlib
 
 import click
 
-from cosmodrome.cli.context import find_name_servers
+from cosmodrome.cli.support.context import find_name_servers
 from cosmodrome.spark.jobs import JOBS
 
 

@@ -210,14 +210,14 @@ class App:
     def _bound(self, route: _Route) -> Callable[[ReceivedMessage], Any]:
         async def call(message: ReceivedMessage) -> None:
             try:
-                given = {
-                    name: self._given(kind, message, route.serializer)
+                arguments = {
+                    name: self._argument(kind, message, route.serializer)
                     for name, kind in route.wants.items()
                 }
             except Undecodable as error:
                 log.error("put aside: %s", error)
                 raise Reject(str(error)) from error
-            result = route.handler(**given)
+            result = route.handler(**arguments)
             if inspect.isawaitable(result):
                 result = await result
             if route.publish is not None and result is not None:
@@ -227,7 +227,7 @@ class App:
 
         return call
 
-    def _given(self, kind: Any, message: ReceivedMessage, serializer: Serializer) -> Any:
+    def _argument(self, kind: Any, message: ReceivedMessage, serializer: Serializer) -> Any:
         if kind is ReceivedMessage:
             return message
         if kind is Producer:
@@ -238,7 +238,7 @@ class App:
 
 
 def _wants(handler: Callable[..., Any]) -> dict[str, Any]:
-    """What each parameter asks for; ConfigError when that cannot be told."""
+    """The type of each parameter; ConfigError when a parameter has none."""
     name = getattr(handler, "__qualname__", repr(handler))
     try:
         hints = typing.get_type_hints(handler)

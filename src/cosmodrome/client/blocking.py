@@ -13,19 +13,19 @@ from __future__ import annotations
 import datetime
 import inspect
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cosmodrome.client import values as plain
 from cosmodrome.client.operate import admin
 from cosmodrome.client.portal import Future, Portal, Slots, Workers, shared
 from cosmodrome.client.receive import consumer, pull_consumer
-from cosmodrome.client.receive.queue_reader import Pulled
+from cosmodrome.client.receive.engine.pulling import Pulled
 from cosmodrome.client.send import producer, transactions
 from cosmodrome.client.send.delivery import Selector
 from cosmodrome.client.send.failures import Busy
 from cosmodrome.client.send.transactions import TransactionResult, TransactionState
 from cosmodrome.client.values import Message, MessageQueue, SendResult
+from cosmodrome.env.lifecycle import AsyncLifecycle, Lifecycle
 from cosmodrome.errors import ConfigError
 
 HANDLER_THREADS = 20
@@ -33,15 +33,10 @@ HANDLER_THREADS = 20
 T = TypeVar("T")
 
 
-class _Life(Protocol):
-    async def start(self) -> None: ...
-    async def stop(self) -> None: ...
+L = TypeVar("L", bound=AsyncLifecycle)
 
 
-L = TypeVar("L", bound=_Life)
-
-
-class _Face(Generic[L]):
+class _Face(Lifecycle, Generic[L]):
     """An async object, its loop, and the life of both."""
 
     def __init__(self, inner: L) -> None:
@@ -60,25 +55,16 @@ class _Face(Generic[L]):
         self._portal = portal
 
     def stop(self) -> None:
+        self.stop_after(None)
+
+    def stop_after(self, error: BaseException | None) -> None:
         portal, self._portal = self._portal, None
         if portal is None:
             return
         try:
-            portal.call(self._inner.stop())
+            portal.call(self._inner.stop_after(error))
         finally:
             shared.release(portal)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return self._open(work).call(work)
@@ -245,7 +231,8 @@ class TransactionProducer(_Sends):
         *,
         timeout_ms: int | None = None,
     ) -> TransactionResult:
-        """Store the message out of sight, run `local`, and commit or roll back by its answer."""
+        """Store the message where no consumer sees it, run `local`, and commit or roll back as it
+        answers."""
 
         async def run_local(sent: Message) -> TransactionState:
             return await self._workers.run(local, sent)
@@ -254,8 +241,8 @@ class TransactionProducer(_Sends):
             self._inner.send_in_transaction(message, run_local, timeout_ms=timeout_ms)
         )
 
-    def stop(self) -> None:
-        super().stop()
+    def stop_after(self, error: BaseException | None) -> None:
+        super().stop_after(error)
         self._workers.close()
 
 
@@ -308,8 +295,8 @@ class Consumer(_Face[consumer.Consumer]):
         super().__init__(consumer.Consumer(namesrv, group=group, **options))
         self._workers = Workers(threads)
 
-    def stop(self) -> None:
-        super().stop()
+    def stop_after(self, error: BaseException | None) -> None:
+        super().stop_after(error)
         self._workers.close()
 
     def subscribe(
@@ -350,8 +337,8 @@ class Consumer(_Face[consumer.Consumer]):
         if inspect.iscoroutinefunction(handler):
             raise ConfigError("an async handler belongs to cosmodrome.Consumer; give a function")
 
-        async def call(given: Any) -> None:
-            await self._workers.run(handler, given)
+        async def call(messages: Any) -> None:
+            await self._workers.run(handler, messages)
 
         return call
 
@@ -384,17 +371,6 @@ class PullConsumer(_Face[pull_consumer.PullConsumer]):
     def __init__(self, namesrv: str | None = None, *, group: str, **options: Any) -> None:
         super().__init__(pull_consumer.PullConsumer(namesrv, group=group, **options))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        portal = self._portal
-        if portal is not None and error is not None:
-            portal.call(self._inner.stop(processed=False))
-        self.stop()
-
     def queues(self, topic: str) -> list[MessageQueue]:
         return self._call(self._inner.queues(topic))
 
@@ -405,9 +381,14 @@ class PullConsumer(_Face[pull_consumer.PullConsumer]):
         self._call(self._inner.unsubscribe(topic))
 
     def assign(
-        self, queues: Iterable[MessageQueue], *, tags: str | None = None, sql: str | None = None
+        self,
+        queues: Iterable[MessageQueue],
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        offsets: Mapping[MessageQueue, int] | None = None,
     ) -> None:
-        self._call(self._inner.assign(queues, tags=tags, sql=sql))
+        self._call(self._inner.assign(queues, tags=tags, sql=sql, offsets=offsets))
 
     @property
     def assignment(self) -> list[MessageQueue]:
@@ -416,7 +397,8 @@ class PullConsumer(_Face[pull_consumer.PullConsumer]):
     def poll(
         self, timeout_ms: int = 5_000, *, max_count: int | None = None
     ) -> list[plain.ReceivedMessage]:
-        """The next messages; empty when none comes in time."""
+        """The next messages; empty when none comes in time. A `DamagedMessage` among them is one
+        whose body cannot be read: its `body` raises `DamagedBody`."""
         return self._call(self._inner.poll(timeout_ms, max_count=max_count))
 
     def pull(

@@ -17,13 +17,13 @@ from typing import Protocol
 from cosmodrome.client.identity import ClientId, MessageIds
 from cosmodrome.client.links import Links
 from cosmodrome.client.options import DEFAULT_INSTANCE, ClientOptions, name_servers
-from cosmodrome.client.routes import MASTER, Routes
+from cosmodrome.client.routes import Routes
 from cosmodrome.client.values import MessageQueue
 from cosmodrome.env.base import Env
 from cosmodrome.errors import Code, ConfigError, CosmodromeError, Refused
 from cosmodrome.transport.router import Router
 from cosmodrome.wire import bodies
-from cosmodrome.wire.bodies import ConsumerData, HeartbeatData, ProducerData
+from cosmodrome.wire.bodies import MASTER_ID, ConsumerData, HeartbeatData, ProducerData
 from cosmodrome.wire.commands.client import (
     GetConsumerRunningInfo,
     HeartBeat,
@@ -34,7 +34,7 @@ from cosmodrome.wire.commands.consume import ConsumeMessageDirectly
 from cosmodrome.wire.commands.offset import GetConsumerStatusFromClient, ResetConsumerClientOffset
 from cosmodrome.wire.commands.produce import PushReplyMessageToClient
 from cosmodrome.wire.commands.transaction import CheckTransactionState
-from cosmodrome.wire.message import CORRELATION_ID, PRODUCER_GROUP, parse_properties
+from cosmodrome.wire.message import CORRELATION_ID, PRODUCER_GROUP, join_address, parse_properties
 from cosmodrome.wire.record import record_properties
 from cosmodrome.wire.report_bodies import GetConsumerStatusBody, ResetOffsetBody
 from cosmodrome.wire.table import CLIENT, Call, Reply
@@ -99,15 +99,15 @@ class Instance:
         self._claimed: set[str] = set()  # groups that have, or will have, a consumer here
         self._users = 0
         self._heartbeat_task: asyncio.Task[None] | None = None
-        self._heartbeat_wanted = asyncio.Event()
+        self._heartbeat_due = asyncio.Event()
         self._beaten: set[str] = set()  # addresses that know this client
-        self._beaten_over: dict[str, object] = {}  # and the connections that told them
+        self._beaten_over: dict[str, object] = {}  # and the connections over which they know it
 
     # --- members -------------------------------------------------------------------------------
 
     def add_producer(self, producer: ProducerMember) -> None:
         self.producers.setdefault(producer.group, []).append(producer)
-        self._heartbeat_wanted.set()
+        self._heartbeat_due.set()
 
     async def remove_producer(self, producer: ProducerMember) -> None:
         members = self.producers.get(producer.group, [])
@@ -161,7 +161,7 @@ class Instance:
             address
             for replicas in self.routes.brokers().values()
             for number, address in replicas.items()
-            if number == MASTER or self.consumers
+            if number == MASTER_ID or self.consumers
         ]
         outcomes = await asyncio.gather(
             *(self.links.call(address, command) for address in addresses), return_exceptions=True
@@ -178,14 +178,14 @@ class Instance:
 
     def heartbeat_soon(self) -> None:
         """A broker turned out not to know us: it was restarted, or the connection broke."""
-        self._heartbeat_wanted.set()
+        self._heartbeat_due.set()
 
     async def be_known(self) -> None:
         """Return when every broker that can be reached knows the members: what it pushes, such
         as replies, then finds this client."""
         for replicas in self.routes.brokers().values():
-            address = replicas.get(MASTER)
-            # A connection that is new carries nothing of what was said over the one before it.
+            address = replicas.get(MASTER_ID)
+            # The broker forgot what it heard over a connection that closed.
             if address is not None and (
                 (live := self.links.channel(address).live) is None
                 or self._beaten_over.get(address) is not live
@@ -195,7 +195,7 @@ class Instance:
 
     def _route_changed(self, topic: str) -> None:
         # A broker that is new to us must know our groups before it can push anything.
-        self._heartbeat_wanted.set()
+        self._heartbeat_due.set()
         for consumer in self.consumers.values():
             consumer.rebalance_soon()
 
@@ -203,10 +203,10 @@ class Instance:
         while True:
             try:
                 async with asyncio.timeout(self.options.heartbeat_ms / 1000):
-                    await self._heartbeat_wanted.wait()
+                    await self._heartbeat_due.wait()
             except TimeoutError:
                 pass
-            self._heartbeat_wanted.clear()
+            self._heartbeat_due.clear()
             try:
                 await self.links.drop_others(self._needed_addresses())
                 await self.heartbeat()
@@ -328,7 +328,7 @@ class _Pushed:
     @CheckTransactionState.handler
     def check_transaction(self, ask: CheckTransactionState, call: Call) -> Reply:
         host, port = call.connection.peer
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = join_address(host, port)
         # Any producer of the group may be asked; the group is in the message.
         group = record_properties(ask.body).get(PRODUCER_GROUP, "")
         members = self._instance.producers.get(group, ())

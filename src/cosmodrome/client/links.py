@@ -17,6 +17,7 @@ from cosmodrome.transport.ports import VIP_OFFSET
 from cosmodrome.transport.router import Router
 from cosmodrome.wire.commands.consume import PullRequest
 from cosmodrome.wire.frame import Frame
+from cosmodrome.wire.message import join_address
 from cosmodrome.wire.session import Prepare
 from cosmodrome.wire.table import Command, R
 
@@ -64,7 +65,7 @@ class Links:
                 connect_timeout_ms=self._options.connect_timeout_ms,
                 in_flight_max=self._options.in_flight_max,
                 router=self._router,
-                tls=self._options.tls,
+                tls=lambda: self._options.tls,
                 prepare=self._preparation(address),
             )
             self._channels[address] = channel
@@ -75,8 +76,7 @@ class Links:
         if not self._options.vip_channel:
             return advertised
         host, port = split_address(advertised)
-        said = f"[{host}]" if ":" in host else host
-        address = f"{said}:{port + VIP_OFFSET}"
+        address = join_address(host, port + VIP_OFFSET)
         self._advertised[address] = advertised
         return address
 

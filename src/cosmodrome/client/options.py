@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import ssl
+from collections.abc import Mapping
 from typing import Protocol
 
+from cosmodrome.env.ports import NAMESRV_DEFAULT as NAMESRV_DEFAULT
 from cosmodrome.errors import ConfigError
 from cosmodrome.wire.frame import Frame
+from cosmodrome.wire.message import whole_number
 
-NAMESRV_DEFAULT = "127.0.0.1:9876"
 NAMESRV_VARIABLES = ("COSMO_NAMESRV", "NAMESRV_ADDR")
 DEFAULT_INSTANCE = "DEFAULT"
 
@@ -25,6 +27,14 @@ class Credentials:
     access_key: str
     secret_key: str = dataclasses.field(repr=False)
     security_token: str | None = dataclasses.field(default=None, repr=False)
+
+
+def credentials_of(environ: Mapping[str, str]) -> Credentials | None:
+    """The keys in COSMO_ACCESS_KEY, COSMO_SECRET_KEY and COSMO_SECURITY_TOKEN, if there are any."""
+    access_key, secret_key = environ.get("COSMO_ACCESS_KEY"), environ.get("COSMO_SECRET_KEY")
+    if not access_key or not secret_key:
+        return None
+    return Credentials(access_key, secret_key, environ.get("COSMO_SECURITY_TOKEN") or None)
 
 
 class RpcHook(Protocol):
@@ -43,9 +53,12 @@ class ClientOptions:
     instance_name: str = DEFAULT_INSTANCE  # DEFAULT becomes the process id
     unit_name: str | None = None
     namespace: str = ""
-    client_ip: str | None = None  # part of the client id; found out when not given
+    client_ip: str | None = None  # part of the client id; None: the address of this machine
     vip_channel: bool = False  # talk to brokers on the port two below their own
-    credentials: Credentials | None = None
+    # Those of the environment unless others are given.
+    credentials: Credentials | None = dataclasses.field(
+        default_factory=lambda: credentials_of(os.environ)
+    )
     tls: ssl.SSLContext | None = None
     rpc_hooks: tuple[RpcHook, ...] = ()
 
@@ -67,10 +80,10 @@ class ClientOptions:
 
 
 def name_servers(text: str | None) -> tuple[tuple[str, int], ...]:
-    """Addresses `host:port;host:port`; from the environment, or this machine, when not given."""
+    """Addresses `host:port;host:port`. None: those of the environment, or this machine."""
     if text is None:
-        given = (os.environ.get(name, "").strip() for name in NAMESRV_VARIABLES)
-        text = next((value for value in given if value), NAMESRV_DEFAULT)
+        values = (os.environ.get(name, "").strip() for name in NAMESRV_VARIABLES)
+        text = next((value for value in values if value), NAMESRV_DEFAULT)
     addresses = tuple(split_address(part) for part in text.replace(",", ";").split(";") if part)
     if not addresses:
         raise ConfigError("no name server address; give one as host:port")
@@ -80,8 +93,9 @@ def name_servers(text: str | None) -> tuple[tuple[str, int], ...]:
 def split_address(text: str) -> tuple[str, int]:
     """`host:port`, with brackets around an IPv6 address."""
     host, colon, port = text.strip().rpartition(":")
-    if not colon or not port.isdigit() or not 0 < int(port) < 65536 or not host:
+    number = whole_number(port) or 0
+    if not colon or not 0 < number < 65536 or not host:
         raise ConfigError(
             f"{text!r} is not an address; write host:port, for example {NAMESRV_DEFAULT}"
         )
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), number

@@ -2,6 +2,9 @@
 
 A route that is known stays in use while no name server answers. Invariant: the queue lists of a
 `Route` are sorted the same way in every client of a group, because shares are computed from them.
+
+Name servers tell what brokers registered, and anybody may register. So a route that would cost this
+client more than a cluster needs is refused as a whole, and the one that was known stays in use.
 """
 
 from __future__ import annotations
@@ -9,23 +12,35 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from cosmodrome.client.links import Links
-from cosmodrome.client.options import ClientOptions
+from cosmodrome.client.options import ClientOptions, split_address
 from cosmodrome.client.values import MessageQueue, NoRoute
 from cosmodrome.env.signal import Signal
-from cosmodrome.errors import Code, CosmodromeError, Refused, TimedOut, Unreachable
+from cosmodrome.errors import (
+    Code,
+    ConfigError,
+    CosmodromeError,
+    ProtocolError,
+    Refused,
+    TimedOut,
+    Unreachable,
+)
 from cosmodrome.wire import bodies
-from cosmodrome.wire.bodies import PERM_READ, PERM_WRITE, TopicRouteData
+from cosmodrome.wire.bodies import MASTER_ID, PERM_READ, PERM_WRITE, TopicRouteData
 from cosmodrome.wire.commands.route import GetRouteinfoByTopic
+from cosmodrome.wire.message import join_address, whole_number
 from cosmodrome.wire.names import AUTO_CREATE_TOPIC
 from cosmodrome.wire.table import Command, R
 
 log = logging.getLogger(__name__)
 
-MASTER = 0
 DEFAULT_QUEUES = 4  # of a topic that its first message creates
+# More than these in one route are refused: each queue costs a pull, each address a connection.
+QUEUES_MAX = 65_536
+ADDRESSES_MAX = 4_096
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,9 +60,7 @@ class Routes:
         self, name_servers: tuple[tuple[str, int], ...], links: Links, options: ClientOptions
     ) -> None:
         self.changed: Signal[str] = Signal()
-        self._name_servers = [
-            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in name_servers
-        ]
+        self._name_servers = [join_address(host, port) for host, port in name_servers]
         self._links = links
         self._options = options
         self._known: dict[str, Route] = {}
@@ -86,9 +99,9 @@ class Routes:
                     self._name_servers.append(self._name_servers.pop(0))
                 continue
             return answer
-        said = "; ".join(map(str, failures))
+        reasons = "; ".join(map(str, failures))
         cause = failures[-1] if failures else None
-        raise Unreachable(f"no name server answers: {said}") from cause
+        raise Unreachable(f"no name server answers: {reasons}") from cause
 
     # --- routes --------------------------------------------------------------------------------
 
@@ -118,14 +131,21 @@ class Routes:
         self._learn(route)
         return route
 
-    def address(self, broker_name: str, broker_id: int = MASTER) -> str | None:
-        """Where a broker is called. Another of its replicas if that one is not there and it is
-        not the master that is wanted."""
+    def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
+        """Where a broker is called. While a slave is not there, another replica stands in for
+        it; nobody stands in for the master."""
         replicas = self._addresses.get(broker_name, {})
         found = replicas.get(broker_id)
-        if found is None and broker_id != MASTER:
+        if found is None and broker_id != MASTER_ID:
             found = replicas.get(broker_id + 1) or next(iter(replicas.values()), None)
         return None if found is None else self._links.broker_address(found)
+
+    def replicas(self, broker_name: str) -> dict[int, str]:
+        """Master and slaves of a broker name: id → address as it is called."""
+        found = self._addresses.get(broker_name, {})
+        return {
+            number: self._links.broker_address(address) for number, address in sorted(found.items())
+        }
 
     def brokers(self) -> dict[str, dict[int, str]]:
         """Every broker of every known route: name → id → address as it is called."""
@@ -169,7 +189,7 @@ class Routes:
                 f"no broker has topic {topic}; check its name, create it, or allow brokers to"
                 f" create topics (autoCreateTopicEnable); asked {self._name_servers[0]}"
             ) from None
-        return route_from(topic, bodies.decode(TopicRouteData, reply.body))
+        return route_from(topic, decode_route(topic, reply.body))
 
     def _learn(self, route: Route) -> None:
         before = self._known.get(route.topic)
@@ -205,20 +225,42 @@ class Routes:
             log.exception("routes are not refreshed: topic=%s", topic)
 
 
+def decode_route(topic: str, body: bytes) -> TopicRouteData:
+    """A name server's answer; ProtocolError when it has more than a client can use."""
+    data = bodies.decode(TopicRouteData, body)
+    rows = data.queue_datas
+    _check_count(topic, "readable queues", sum(max(0, row.read_queue_nums) for row in rows))
+    _check_count(topic, "writable queues", sum(max(0, row.write_queue_nums) for row in rows))
+    addresses = sum(1 + len(broker.broker_addrs) for broker in data.broker_datas)
+    _check_count(topic, "brokers and addresses", addresses, ADDRESSES_MAX)
+    return data
+
+
+def _check_count(topic: str, what: str, count: int, most: int = QUEUES_MAX) -> None:
+    if count > most:
+        raise ProtocolError(
+            f"the route of topic {topic} has {count} {what}; a client takes at most {most}. Look"
+            f" at `cosmo topic route {topic}` for a broker that does not belong there"
+        )
+
+
 def route_from(topic: str, data: TopicRouteData, *, borrowed: bool = False) -> Route:
-    """What a name server said about a topic, as clients use it."""
-    addresses = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
+    """A name server's answer about a topic, as clients use it."""
+    addresses = {
+        broker.broker_name: _callable(broker.broker_name, broker.broker_addrs)
+        for broker in data.broker_datas
+    }
     rows = sorted(data.queue_datas, key=lambda row: row.broker_name)
     ordered = data.order_topic_conf
     if isinstance(ordered, str) and ordered:
         # An ordered topic says itself on which brokers it has how many queues.
         counts = [part.rpartition(":") for part in ordered.split(";") if part]
-        writable = [(name, int(count)) for name, _, count in counts if count.isdigit()]
+        writable = [(name, whole_number(count) or 0) for name, _, count in counts]
     else:
         writable = [
             (row.broker_name, row.write_queue_nums)
             for row in rows
-            if row.perm & PERM_WRITE and MASTER in addresses.get(row.broker_name, {})
+            if row.perm & PERM_WRITE and MASTER_ID in addresses.get(row.broker_name, {})
         ]
     readable = [(row.broker_name, row.read_queue_nums) for row in rows if row.perm & PERM_READ]
     return Route(
@@ -226,7 +268,20 @@ def route_from(topic: str, data: TopicRouteData, *, borrowed: bool = False) -> R
     )
 
 
+def _callable(name: str, replicas: Mapping[int, str]) -> dict[int, str]:
+    """The addresses that can be called: one that cannot must not spoil the others."""
+    found = dict(replicas)
+    for number, address in replicas.items():
+        try:
+            split_address(address)
+        except ConfigError as error:
+            del found[number]
+            log.warning("address left out: broker=%s id=%d reason=%s", name, number, error)
+    return found
+
+
 def _queues(topic: str, counts: list[tuple[str, int]]) -> tuple[MessageQueue, ...]:
+    _check_count(topic, "queues", sum(max(0, count) for _, count in counts))
     return tuple(
         MessageQueue(topic=topic, broker_name=name, queue_id=number)
         for name, count in counts
@@ -235,7 +290,7 @@ def _queues(topic: str, counts: list[tuple[str, int]]) -> tuple[MessageQueue, ..
 
 
 def _limited(template: TopicRouteData) -> TopicRouteData:
-    """The template topic may have more queues than a topic gets that its first message makes."""
+    """A topic that its first message creates gets at most `DEFAULT_QUEUES` of the template's."""
     rows: list[Any] = []
     for row in template.queue_datas:
         count = min(DEFAULT_QUEUES, row.read_queue_nums)

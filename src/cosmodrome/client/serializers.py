@@ -124,8 +124,9 @@ def value_of(
         return serializer.decode(message.body, kind)
     except Exception as error:
         name = getattr(kind, "__name__", str(kind))
-        said = message.properties.get(CONTENT_TYPE)
-        hint = f" (it says it is {said})" if said and said != serializer.content_type else ""
+        declared = message.properties.get(CONTENT_TYPE)
+        differs = declared and declared != serializer.content_type
+        hint = f" (it says it is {declared})" if differs else ""
         raise Undecodable(
             f"message {message.msg_id} of {message.topic} is no {name} in"
             f" {serializer.content_type}{hint}: {error}"

@@ -178,7 +178,7 @@ def _attributes(operation: str, topic: str) -> dict[str, Any]:
 
 
 def _send_attributes(context: SendContext) -> dict[str, Any]:
-    """What metrics are counted by: nothing that differs from message to message."""
+    """The attributes of metrics: none that differs from message to message."""
     host, port = split_address(context.address)
     return {
         **_attributes("send", context.queue.topic),

@@ -126,17 +126,27 @@ class TraceRecorder:
             region = (result.region if result else None) or REGION_DEFAULT
             self._add(
                 (
-                    *("Pub", context.began_ms, region, context.group, message.topic),
-                    *(context.msg_ids[number], message.tags, " ".join(message.keys) or None),
-                    *(context.address, context.body_bytes[number]),
-                    *(context.cost_ms, int(context.kind)),
-                    *(result.offset_msg_id if result else None, _said(ok)),
+                    "Pub",
+                    context.began_ms,
+                    region,
+                    context.group,
+                    message.topic,
+                    context.msg_ids[number],
+                    message.tags,
+                    " ".join(message.keys) or None,
+                    context.address,
+                    context.body_bytes[number],
+                    context.cost_ms,
+                    int(context.kind),
+                    result.offset_msg_id if result else None,
+                    _bool_text(ok),
                 ),
                 (context.msg_ids[number], *message.keys),
             )
 
     def transaction_ended(
         self,
+        *,
         topic: str,
         msg_id: str,
         tags: str | None,
@@ -144,15 +154,24 @@ class TraceRecorder:
         store_host: str,
         transaction_id: str | None,
         state: str,
-        *,
         from_check: bool,
     ) -> None:
         keys = tuple(keys)
         self._add(
             (
-                *("EndTransaction", self._env.clock.now_ms(), REGION_DEFAULT, self._group, topic),
-                *(msg_id, tags, " ".join(keys) or None, store_host, 2),
-                *(transaction_id, state, _said(from_check)),
+                "EndTransaction",
+                self._env.clock.now_ms(),
+                REGION_DEFAULT,
+                self._group,
+                topic,
+                msg_id,
+                tags,
+                " ".join(keys) or None,
+                store_host,
+                2,
+                transaction_id,
+                state,
+                _bool_text(from_check),
             ),
             (msg_id, *keys),
         )
@@ -169,8 +188,14 @@ class TraceRecorder:
             keys = message.keys
             self._add(
                 (
-                    *("SubBefore", now_ms, region, group, request_id, message.msg_id),
-                    *(message.reconsume_times, " ".join(keys) or None),
+                    "SubBefore",
+                    now_ms,
+                    region,
+                    group,
+                    request_id,
+                    message.msg_id,
+                    message.reconsume_times,
+                    " ".join(keys) or None,
                 ),
                 (message.msg_id, *keys),
             )
@@ -187,8 +212,15 @@ class TraceRecorder:
             keys = message.keys
             self._add(
                 (
-                    *("SubAfter", consumption.request_id, message.msg_id, cost_ms, _said(success)),
-                    *(" ".join(keys) or None, context_code, now_ms, consumption.group),
+                    "SubAfter",
+                    consumption.request_id,
+                    message.msg_id,
+                    cost_ms,
+                    _bool_text(success),
+                    " ".join(keys) or None,
+                    context_code,
+                    now_ms,
+                    consumption.group,
                 ),
                 (message.msg_id, *keys),
             )
@@ -249,7 +281,10 @@ class TraceRecorder:
         sender.window.take(1, len(packed.body))
         sender.post(
             Delivery(
-                *(sender, packed, future, loop.time() + SEND_TIMEOUT_S),
+                sender,
+                packed,
+                future,
+                loop.time() + SEND_TIMEOUT_S,
                 mode=SendMode.ASYNC,
                 retries=SEND_RETRIES,
             )
@@ -260,5 +295,5 @@ class TraceRecorder:
             log.warning("trace records are lost: %s", future.exception())
 
 
-def _said(value: bool) -> str:
+def _bool_text(value: bool) -> str:
     return "true" if value else "false"

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from cosmodrome.errors import CosmodromeError
+from cosmodrome.errors import CosmodromeError, ProtocolError
 from cosmodrome.layout import RECORD_BYTES_MIN
 from cosmodrome.wire import message as names
 from cosmodrome.wire.bodies import MessageQueue as MessageQueue
-from cosmodrome.wire.message import parse_properties, unpack_host
+from cosmodrome.wire.message import host_text, parse_properties
 from cosmodrome.wire.record import Record, decode_records
 
 _new = object.__new__
@@ -25,6 +25,20 @@ class NoRoute(CosmodromeError):
     """No name server knows brokers for a topic."""
 
 
+class DamagedBody(ProtocolError):
+    """The body of a message cannot be read. `message` is the `DamagedMessage` it belongs to,
+    `reason` says what is wrong with the body."""
+
+    def __init__(self, message: DamagedMessage, reason: object) -> None:
+        super().__init__(
+            f"the body of message {message.queue_offset} in queue {message.queue_id} of"
+            f" {message.topic} on {message.broker_name} cannot be read: {reason};"
+            " `message.stored_body` has its bytes as they are stored"
+        )
+        self.message = message
+        self.reason = str(reason)
+
+
 class Message:
     """A message to be sent. The body is bytes; text is encoded as UTF-8.
 
@@ -34,8 +48,17 @@ class Message:
     """
 
     __slots__ = (
-        *("topic", "body", "tags", "keys", "properties", "flag", "delay_level", "delay_ms"),
-        *("deliver_at_ms", "queue_key", "wait_store"),
+        "body",
+        "delay_level",
+        "delay_ms",
+        "deliver_at_ms",
+        "flag",
+        "keys",
+        "properties",
+        "queue_key",
+        "tags",
+        "topic",
+        "wait_store",
     )
 
     def __init__(
@@ -99,8 +122,18 @@ class ReceivedMessage:
     """
 
     __slots__ = (
-        *("_at", "_body", "_data", "_properties", "_record", "_settle", "broker_name"),
-        *("max_offset", "min_offset", "queue_offset", "size", "topic"),
+        "_at",
+        "_body",
+        "_data",
+        "_on_answer",
+        "_properties",
+        "_record",
+        "broker_name",
+        "max_offset",
+        "min_offset",
+        "queue_offset",
+        "size",
+        "topic",
     )
 
     def __init__(
@@ -123,7 +156,7 @@ class ReceivedMessage:
         self.min_offset = min_offset
         self.max_offset = max_offset
         self._properties: dict[str, str] | None = None
-        self._settle: Callable[[ReceivedMessage, int | None], Any] | None = None
+        self._on_answer: Callable[[ReceivedMessage, int | None], Any] | None = None
 
     @classmethod
     def outlined(
@@ -148,8 +181,13 @@ class ReceivedMessage:
         made.topic = topic
         made.min_offset = min_offset
         made.max_offset = max_offset
-        made._record = made._body = made._properties = made._settle = None
+        made._record = made._body = made._properties = made._on_answer = None
         return made
+
+    @property
+    def damage(self) -> DamagedBody | None:
+        """Why the body cannot be read; None for every message but a `DamagedMessage`."""
+        return None
 
     @property
     def record(self) -> Record:
@@ -218,11 +256,11 @@ class ReceivedMessage:
 
     @property
     def born_host(self) -> str:
-        return _host_said(self.record.born_host)
+        return host_text(self.record.born_host)
 
     @property
     def store_host(self) -> str:
-        return _host_said(self.record.store_host)
+        return host_text(self.record.store_host)
 
     @property
     def reconsume_times(self) -> int:
@@ -235,13 +273,13 @@ class ReceivedMessage:
 
     async def ack(self) -> None:
         """Done: progress moves past it as soon as all before it are done too."""
-        if self._settle is not None:
-            await self._settle(self, None)
+        if self._on_answer is not None:
+            await self._on_answer(self, None)
 
     async def retry(self, delay_level: int = 0) -> None:
         """Not done: it comes again after the delay of a level (0: longer with every attempt)."""
-        if self._settle is not None:
-            await self._settle(self, delay_level)
+        if self._on_answer is not None:
+            await self._on_answer(self, delay_level)
 
     def __repr__(self) -> str:
         return (
@@ -250,6 +288,43 @@ class ReceivedMessage:
         )
 
 
-def _host_said(host: bytes) -> str:
-    ip, port = unpack_host(host)
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+class DamagedMessage(ReceivedMessage):
+    """A message whose body cannot be read, because it does not decompress for example.
+
+    Everything but the body is as usual. Reading `body` raises `damage`; `stored_body` has the
+    bytes as the broker stores them.
+    """
+
+    __slots__ = ("_damage",)
+
+    _damage: DamagedBody
+
+    @classmethod
+    def of(cls, message: ReceivedMessage, reason: object) -> DamagedMessage:
+        made = cls(
+            message.record,
+            message.broker_name,
+            topic=message.topic,
+            min_offset=message.min_offset,
+            max_offset=message.max_offset,
+        )
+        made._damage = DamagedBody(made, reason)
+        return made
+
+    @property
+    def damage(self) -> DamagedBody:
+        return self._damage
+
+    @property
+    def stored_body(self) -> bytes:
+        return self.record.body
+
+    @property  # type: ignore[misc]
+    def body(self) -> bytes:
+        raise self._damage
+
+    def __repr__(self) -> str:
+        return (
+            f"DamagedMessage(topic={self.topic!r}, queue={self.broker_name}:{self.queue_id},"
+            f" offset={self.queue_offset}, {len(self.stored_body)} bytes stored)"
+        )

@@ -28,7 +28,10 @@ ENVIRONMENT_PREFIX = "COSMO_"
 # For commands that talk to a cluster; whoever has set them may start a server all the same.
 ENVIRONMENT_OF_CLIENTS = frozenset(
     f"{ENVIRONMENT_PREFIX}{name}"
-    for name in ("NAMESRV", "ACCESS_KEY", "SECRET_KEY", "SECURITY_TOKEN", "SPARK_MASTER")
+    for name in (
+        *("NAMESRV", "ACCESS_KEY", "SECRET_KEY", "SECURITY_TOKEN", "SPARK_MASTER"),
+        *("TLS", "TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_NO_VERIFY"),
+    )
 )
 # Below the store's config directory: what requests changed, so that a restart keeps it.
 OVERRIDES_NAME = "brokerOverrides.properties"
@@ -140,7 +143,7 @@ def flag_source(pairs: Sequence[str]) -> Source:
     return Source("--set", values)
 
 
-def describe(group: type[Options]) -> list[tuple[str, str, str, str, bool]]:
+def describe(group: type[Options]) -> list[tuple[str, str, str, str, str]]:
     """Rows of (key, type, default, meaning, whether it may change later) for the documentation."""
     rows = []
     blank = group()
@@ -148,7 +151,8 @@ def describe(group: type[Options]) -> list[tuple[str, str, str, str, bool]]:
         kind, meta = _kind(field.type)
         default = getattr(blank, field.name)
         shown = str(default).lower() if isinstance(default, bool) else str(default)
-        live = bool((meta.extra or {}).get("live"))
+        marks = meta.extra or {}
+        live = "dangerous" if marks.get("dangerous") else "yes" if marks.get("live") else ""
         rows.append((field.encode_name, kind, shown, meta.description or "", live))
     return rows
 
@@ -186,14 +190,21 @@ def nearest(name: str, known: Mapping[str, object] | Sequence[str], prefix: str 
 
 
 def _screaming(key: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).upper()
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).replace(".", "_").upper()
 
 
 def _kind(annotation: Any) -> tuple[str, Meta]:
     base, meta = get_args(annotation)[:2]
     if isinstance(base, type):
-        return {"int": "int", "bool": "true/false", "str": "text"}[base.__name__], meta
+        name = {"int": "int", "bool": "true/false", "str": "text"}[base.__name__]
+        return (_range(meta) if base is int else name), meta
     return " or ".join(str(choice) for choice in get_args(base)), meta
+
+
+def _range(meta: Meta) -> str:
+    if meta.ge is None:
+        return "int"
+    return f"int ≥ {meta.ge}" if meta.le is None else f"int {meta.ge}–{meta.le}"
 
 
 def _plain(text: str) -> str:

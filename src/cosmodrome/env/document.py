@@ -12,6 +12,7 @@ from cosmodrome.env.options import (
     Options,
     SocketOptions,
     StoreOptions,
+    TlsOptions,
 )
 from cosmodrome.env.unused import REFUSED, UNUSED
 
@@ -19,18 +20,30 @@ HEAD = """# Settings
 
 Made from `src/cosmodrome/env/options.py` by `make docs`.
 
-Names are RocketMQ's own, so `broker.conf` and `namesrv.conf` are read unchanged (`-c FILE`).
-A flag wins over the environment, the environment over the file, the file over the default.
-`--set key=value` sets any key; `COSMO_BROKER_NAME=x` in the environment sets `brokerName`;
-`NAMESRV_ADDR` and `ROCKETMQ_HOME` are honoured as upstream does. `-p` prints what is in effect.
-An unknown key stops the start and names the nearest one. "(ours)" marks keys that upstream lacks.
+The keys are those of RocketMQ, so you can use your `broker.conf` and `namesrv.conf` unchanged
+(`-c FILE`). "(ours)" marks keys that RocketMQ does not have.
 
-Keys marked *live* may be changed while the server runs (`mqadmin updateBrokerConfig`,
-`updateNamesrvConfig`): at once, all of a request or none of it. A broker keeps them in
-`config/brokerOverrides.properties` below its store (the generation before in `.bak`), which is read
-at the start after the settings file: an override wins over the file, the environment and flags win
-over the override. Set the key again, or remove its line while the broker is stopped, to undo it.
-A name server rewrites its settings file. All other keys are refused: set them in the file, restart.
+A flag wins over the environment, the environment over the file, and the file over the default.
+
+- `--set key=value` sets any key.
+- An environment variable such as `COSMO_BROKER_NAME=x` sets the key `brokerName`. `NAMESRV_ADDR`
+  and `ROCKETMQ_HOME` work as in RocketMQ.
+- `-p` prints the settings that are in effect, and exits.
+- A server does not start with an unknown key. The error names the nearest known one.
+
+Keys marked *live* can be changed while the server runs (`mqadmin updateBrokerConfig`,
+`updateNamesrvConfig`). A change takes effect at once. If one key of a request is refused, the whole
+request changes nothing. All other keys are refused: set them in the file and restart. A number that
+is live has a range, and a value outside of it is refused.
+
+Keys marked *dangerous* are live too, but can remove messages or stop every client. A request that
+comes over the loopback address may change them. One from another machine is refused, unless
+`dangerousSettingsLive=true` stands in the settings file.
+
+A broker stores such changes in `config/brokerOverrides.properties` below its store, and the
+previous version of that file in `.bak`. When it starts, these changes win over the settings file;
+the environment and flags win over them. To undo a change, set the key again, or stop the broker and
+remove its line. A name server writes changes into its settings file.
 """
 
 
@@ -40,6 +53,7 @@ def render() -> str:
         ("Broker", BrokerOptions),
         ("Store", StoreOptions),
         ("Sockets (all servers)", SocketOptions),
+        ("TLS (all servers)", TlsOptions),
         ("Name server", NameServerOptions),
         ("Filter server", FilterServerOptions),
     )
@@ -48,11 +62,10 @@ def render() -> str:
             f"\n## {title}\n\n| key | value | default | live | meaning |\n|---|---|---|---|---|\n"
         )
         for key, kind, default, meaning, live in describe(group):
-            mark = "yes" if live else ""
-            parts.append(f"| `{key}` | {kind} | {default or '—'} | {mark} | {meaning} |\n")
+            parts.append(f"| `{key}` | {kind} | {default or '—'} | {live} | {meaning} |\n")
     parts.append(
-        "\n## Accepted without effect\n\nRocketMQ knows these keys; here they are accepted with"
-        " one log line, for the reason given.\n\n| reason | keys |\n|---|---|\n"
+        "\n## Accepted without effect\n\nRocketMQ has these keys. Here they do nothing; the server"
+        " starts and logs one line with the reason.\n\n| reason | keys |\n|---|---|\n"
     )
     reasons: dict[str, list[str]] = {}
     for key, reason in UNUSED.items():

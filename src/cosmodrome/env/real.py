@@ -12,6 +12,7 @@ import os
 import queue
 import random
 import shutil
+import stat
 import threading
 import time
 import weakref
@@ -182,7 +183,7 @@ class RealDisk:
         directory = os.path.dirname(path) or "."
         self.make_dirs(directory)
         fresh = path + ".tmp"
-        _write_synced(fresh, data)
+        _write_synced(fresh, data, _mode_of(path))
         if keep and os.path.exists(path):
             # A hard link under a third name first, so that at every moment both `path` and a
             # previous generation exist under names that recovery looks for.
@@ -201,9 +202,8 @@ class RealDisk:
 
     def create_segment(self, path: str, size: int) -> SegmentFile:
         self.make_dirs(os.path.dirname(path) or ".")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = _create_file(path, size)
         try:
-            os.ftruncate(fd, size)
             _sync_directory(os.path.dirname(path) or ".")
         except BaseException:
             os.close(fd)
@@ -274,7 +274,7 @@ class SyncThread(Protocol):
         """No thread and no descriptor are left. A sync under way goes on and takes them along."""
 
 
-_Given = tuple[Sequence[int], Callable[[], None]]
+_Work = tuple[Sequence[int], Callable[[], None]]
 
 
 class PythonSyncThread:
@@ -284,24 +284,24 @@ class PythonSyncThread:
         self.bell, ring = os.pipe()
         os.set_blocking(self.bell, False)
         self._busy = False
-        self._given: queue.SimpleQueue[_Given | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
         # It does not know this object, so that it ends with it when nobody calls `close`.
         self._thread = threading.Thread(
-            target=_sync_given,
-            args=(self._given, self._ended, self.bell, ring),
+            target=_sync_all_work,
+            args=(self._work, self._ended, self.bell, ring),
             name="cosmo-sync",
             daemon=True,
         )
         self._thread.start()
-        self._leave = weakref.finalize(self, self._given.put, None)
+        self._leave = weakref.finalize(self, self._work.put, None)
         self._leave.atexit = False  # a daemon: nobody waits for it
 
     def begin(self, descriptors: Sequence[int], failed: Callable[[], None]) -> None:
         if self._busy or not self._leave.alive:
             raise RuntimeError("one sync at a time, and none after close")
         self._busy = True
-        self._given.put((descriptors, failed))
+        self._work.put((descriptors, failed))
 
     def end(self) -> int | None:
         if not self._leave.alive:
@@ -319,10 +319,10 @@ class PythonSyncThread:
             self._thread.join()
 
 
-def _sync_given(
-    given: queue.SimpleQueue[_Given | None], ended: queue.SimpleQueue[int], bell: int, ring: int
+def _sync_all_work(
+    todo: queue.SimpleQueue[_Work | None], ended: queue.SimpleQueue[int], bell: int, ring: int
 ) -> None:
-    while (work := given.get()) is not None:
+    while (work := todo.get()) is not None:
         descriptors, failed = work
         error_number = 0
         try:
@@ -384,20 +384,53 @@ def new_syncer() -> Syncer:
 
 
 def _new_sync_thread() -> SyncThread:
-    from cosmodrome.speed import FLAVOUR  # here, because clients sync nothing
+    from cosmodrome.speed.choice import compiled  # here, because clients sync nothing
 
     # With one core, a thread that needs no turn only gets in the loop's way: measured, the one
     # that waits for the GIL is faster there, and slower everywhere else.
-    if FLAVOUR == "native" and _cores() > 1:
-        with contextlib.suppress(ImportError):
-            from cosmodrome.speed.syncer import SyncThread as CompiledSyncThread
+    if _cores() > 1 and compiled("cosmodrome.speed.syncer") is not None:
+        from cosmodrome.speed.syncer import SyncThread as CompiledSyncThread
 
-            return CompiledSyncThread()
+        return CompiledSyncThread()
     return PythonSyncThread()
 
 
+def _create_file(path: str, size: int) -> int:
+    """The descriptor of a new file, which gets its name when it has its size.
+
+    A process that is killed while it makes one leaves nothing: upstream's broker does not start
+    beside a file of another size.
+    """
+    try:
+        fd = os.open(os.path.dirname(path) or ".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    except (OSError, AttributeError):  # not every file system and not every system has these
+        return _create_named_file(path, size)
+    try:
+        os.ftruncate(fd, size)
+        # The directory is not used; without one the link itself would be linked, not its file.
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
+    except FileNotFoundError:  # there is no /proc
+        os.close(fd)
+        return _create_named_file(path, size)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _create_named_file(path: str, size: int) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        os.ftruncate(fd, size)
+    except BaseException:
+        os.close(fd)
+        os.unlink(path)
+        raise
+    return fd
+
+
 def _cores() -> int:
-    """That this process may use."""
+    """How many this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -425,8 +458,16 @@ def _memory_bytes() -> int:
     return of_machine
 
 
-def _write_synced(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+def _mode_of(path: str) -> int:
+    """Who may read it: a file with secrets stays closed when it is replaced."""
+    try:
+        return stat.S_IMODE(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return 0o644
+
+
+def _write_synced(path: str, data: bytes, mode: int = 0o644) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
         left = memoryview(data)
         while left:

@@ -9,16 +9,26 @@ T = TypeVar("T")
 
 
 class Signal(Generic[T]):
-    """Listeners are wired while the process is built and called in that order."""
+    """Listeners are called in the order in which they came.
 
-    __slots__ = ("_listeners",)
+    Where a signal would fire thousands of times per second, ask first whether it has `listeners`.
+    """
+
+    __slots__ = ("listeners",)
 
     def __init__(self) -> None:
-        self._listeners: list[Callable[[T], None]] = []
+        # Replaced, never changed: a listener may come or go while the signal fires.
+        self.listeners: tuple[Callable[[T], None], ...] = ()
 
-    def subscribe(self, listener: Callable[[T], None]) -> None:
-        self._listeners.append(listener)
+    def subscribe(self, listener: Callable[[T], None]) -> Callable[[], None]:
+        """Call `listener` from now on; what was returned ends that."""
+        self.listeners = (*self.listeners, listener)
+
+        def end() -> None:
+            self.listeners = tuple(one for one in self.listeners if one is not listener)
+
+        return end
 
     def fire(self, value: T) -> None:
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener(value)

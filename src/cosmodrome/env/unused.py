@@ -1,13 +1,13 @@
-"""Settings that RocketMQ knows and this version does nothing with, each with its reason.
+"""Settings of RocketMQ that do nothing here, each with its reason.
 
-A `broker.conf` that names one is accepted with one log line that quotes the reason. Keys in
-`REFUSED` would promise something that is not kept; switching one on stops the start instead.
+A `broker.conf` with such a key is accepted, and one log line gives the reason. Keys in `REFUSED`
+would promise something that is not kept: a server does not start when one is switched on.
 """
 
 from __future__ import annotations
 
 _REASONS: dict[str, str] = {
-    "one event loop serves every request; there are no thread pools to size": """
+    "one event loop serves all requests; there are no thread pools": """
         serverWorkerThreads serverSelectorThreads serverCallbackExecutorThreads
         clientWorkerThreads clientCallbackExecutorThreads sendMessageThreadPoolNums
         putMessageFutureThreadPoolNums pullMessageThreadPoolNums
@@ -28,13 +28,13 @@ _REASONS: dict[str, str] = {
         clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout clientSocketSndBufSize
         clientSocketRcvBufSize transferMsgByHeap
     """,
-    "appends are one pwrite per batch; there is no mapped file to tune": """
+    "the log is written with one pwrite per batch; there is no mapped file to tune": """
         flushCommitLogTimed flushCommitLogLeastPages flushCommitLogThoroughInterval
         commitCommitLogLeastPages commitCommitLogThoroughInterval
         flushConsumeQueueLeastPages useReentrantLockWhenPutMessage
         flushLeastPagesWhenWarmMapedFile debugLockEnable putMsgIndexHightWater
     """,
-    "a file is removed at once and readers keep what they have mapped": """
+    "a file is removed at once; readers can finish what they have mapped": """
         destroyMapedFileIntervalForcibly diskFallRecorded
     """,
     "the feature it belongs to is not served yet": """
@@ -43,33 +43,36 @@ _REASONS: dict[str, str] = {
         enableConsumeQueueExt
         mappedFileSizeConsumeQueueExt bitMapLengthConsumeQueueExt
         messageIndexSafe duplicationEnable readOnlyCommitLogStorePaths
-        haListenPort haSendHeartbeatInterval haHousekeepingInterval haTransferBatchSize
-        haMasterAddress haSlaveFallbehindMax slaveTimeout
         enableScheduleAsyncDeliver
         scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
-        enableLmq enableMultiDispatch maxLmqConsumeQueueNum useTLS
+        enableLmq enableMultiDispatch maxLmqConsumeQueueNum
     """,
-    "operators start filter servers (`cosmo filtersrv run`), the broker starts nothing": """
+    "tls.enable says whether the broker calls others over TLS": "useTLS",
+    "no certificate is made up; name one in tls.server.certPath": "tls.test.mode.enable",
+    "a certificate that tls.server.need.client.auth asks for is always checked": """
+        tls.server.authClient
+    """,
+    "the broker starts no filter servers; operators do (`cosmo filtersrv run`)": """
         filterServerNums
     """,
     "a filter server delivers records as they are stored": """
         compressMsgBodyOverHowmuch zipCompressLevel
     """,
-    "filters are installed by operators and not fetched": "filterClassRepertoryUrl",
-    "statistics that were idle for a day are always dropped": "autoDeleteUnusedStats",
+    "operators install the filters; nothing is downloaded": "filterClassRepertoryUrl",
+    "statistics without traffic for a day are always dropped": "autoDeleteUnusedStats",
     "delayed messages are always counted when they are delivered": "enableScheduleMessageStats",
     "DLedger's Raft log is not part of this system": """
         dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId isEnableBatchPush
         storePathDLedgerCommitLog
     """,
-    "metrics are on the health port (--http-port) for whoever asks; see docs/metrics.md": """
+    "metrics are served on the health port (--http-port); see docs/metrics.md": """
         metricsExporterType metricsPromExporterHost metricsPromExporterPort metricsInDelta
         metricsOtelCardinalityLimit
     """,
-    "only steers log output of upstream": """
+    "it only controls log output of upstream": """
         isolateLogEnable highSpeedMode maxDelayTime
     """,
-    "it steers a part of upstream that does not exist here": """
+    "it controls a part of upstream that does not exist here": """
         commercialEnable commercialTimerCount commercialTransCount commercialBigCount
         commercialBaseCount messageStorePlugIn rmqAddressServerDomain rmqAddressServerSubGroup
         fetchNamesrvAddrByAddressServer flushConsumerOffsetHistoryInterval clusterTest
@@ -84,10 +87,6 @@ UNUSED: dict[str, str] = {key: reason for reason, keys in _REASONS.items() for k
 REFUSED: dict[str, str] = {
     "clientUploadFilterClassEnable": (
         "code that clients send is never run; remove the line and install the filters in filterPath"
-    ),
-    "aclEnable": (
-        "access control is not served yet, and starting without it would leave the broker open;"
-        " remove the line and keep the broker on a trusted network"
     ),
     "enableDLegerCommitLog": (
         "DLedger's Raft log is not part of this system; remove the line to use the plain log"

@@ -10,17 +10,20 @@ import logging
 import re
 
 from cosmodrome.env.base import Env
-from cosmodrome.env.options import FilterServerOptions, SocketOptions
+from cosmodrome.env.options import FilterServerOptions, SocketOptions, TlsOptions
+from cosmodrome.env.ports import BROKER_DEFAULT
 from cosmodrome.errors import ConfigError
 from cosmodrome.filterserver.choices import Choices
 from cosmodrome.filterserver.enrolment import Enrolment
 from cosmodrome.filterserver.filters import Installed
 from cosmodrome.filterserver.pulls import Pulls
 from cosmodrome.filterserver.sieve import Sieve
+from cosmodrome.transport.certificates import Tls
 from cosmodrome.transport.channel import Channel
 from cosmodrome.transport.ports import advertised_host
 from cosmodrome.transport.router import Router
 from cosmodrome.transport.server import Server
+from cosmodrome.wire.message import join_address
 from cosmodrome.wire.table import FILTERSERVER
 
 log = logging.getLogger(__name__)
@@ -54,7 +57,7 @@ class FilterServer:
     def address(self) -> str:
         """host:port as consumers are told."""
         host = self._options.filter_server_ip or advertised_host(self._options.bind_address)
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return join_address(host, self.port)
 
     @property
     def broker_name(self) -> str:
@@ -107,19 +110,23 @@ class FilterServer:
 
 
 def build_filterserver(
-    options: FilterServerOptions, sockets: SocketOptions, env: Env
+    options: FilterServerOptions, sockets: SocketOptions, env: Env, tls: Tls | None = None
 ) -> FilterServer:
+    """`tls` belongs to the process, which starts and stops it."""
+    tls = tls or Tls(TlsOptions(), env)
     if not options.filter_path:
         raise ConfigError("filterPath is empty; name the folder of the filters")
     channel = Channel(
         *parse_broker(options.connect_which_broker),
         in_flight_max=options.pulls_in_flight_max + SPARE_CALLS,
+        tls=tls.outgoing,
     )
     installed = Installed(options.filter_path, env)
     choices = Choices(installed)
     sieve = Sieve(env.offload, options.filter_timeout_millis)
     pulls = Pulls(channel, choices, sieve, options.pulls_in_flight_max)
-    server = Server(Router(FILTERSERVER, (choices, pulls)), sockets, "filter server")
+    router = Router(FILTERSERVER, (choices, pulls))
+    server = Server(router, sockets, "filter server", door=tls.door)
     return FilterServer(options, installed, sieve, channel, Enrolment(channel), server)
 
 
@@ -129,6 +136,6 @@ def parse_broker(text: str) -> tuple[str, int]:
     if match is None or not 1 <= int(match[2]) <= 65_535:
         raise ConfigError(
             f"connectWhichBroker is {text[:128]!r}; name one broker as host:port, for example"
-            " 127.0.0.1:10911 (each broker has filter servers of its own)"
+            f" {BROKER_DEFAULT} (each broker has filter servers of its own)"
         )
     return match[1].strip("[]"), int(match[2])

@@ -24,7 +24,7 @@ CHOICES_MAX = 10_000
 class Choices:
     def __init__(self, installed: Installed) -> None:
         self._installed = installed
-        # (group, topic) -> filter name, the one that was said longest ago first
+        # (group, topic) -> filter name, the one heard of longest ago first
         self._names: dict[tuple[str, str], str] = {}
 
     def __len__(self) -> int:
@@ -37,8 +37,8 @@ class Choices:
         if not is_filter_name(ask.class_name):
             raise Refused(
                 Code.SYSTEM_ERROR,
-                f"{ask.class_name[:64]!r} is no filter name; subscribe with words joined by dots,"
-                " like com.acme.Green.",
+                f"{ask.class_name[:64]!r} is not a filter name; subscribe with words joined by"
+                " dots, like com.acme.Green.",
             )
         self._remember((ask.consumer_group, ask.topic), ask.class_name)
         self._installed.find(ask.class_name)

@@ -8,9 +8,9 @@ made again at once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 
+from cosmodrome.env.background import Background
 from cosmodrome.errors import Code, ConfigError, CosmodromeError, Refused
 from cosmodrome.transport.channel import Channel
 from cosmodrome.wire.commands.filter import RegisterFilterServer
@@ -32,12 +32,12 @@ class Enrolment:
         self._start_s = start_s
         self._address = ""
         self._why = "not registered yet"
-        self._task: asyncio.Task[None] | None = None
+        self._repetition = Background("register with the broker")
         self.broker_name = ""
 
     async def start(self, address: str) -> None:
         """Be registered under `address` when this returns; ConfigError when that fails."""
-        if self._task is not None:
+        if self._repetition.running:
             return
         self._address = address
         deadline = asyncio.get_running_loop().time() + self._start_s
@@ -52,22 +52,23 @@ class Enrolment:
         self._why = ""
         log.info(
             "registered broker=%s broker_address=%s address=%s",
-            *(self.broker_name, self._said(), self._address),
+            self.broker_name,
+            self._broker.name,
+            self._address,
         )
-        self._task = asyncio.create_task(self._run(), name="register with the broker")
+        self._repetition.start(self._run)
 
     async def stop(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await self._repetition.stop()
         self._why = "stopped"
 
     def ready(self) -> tuple[bool, str]:
         if not self._why and self._broker.connected:
-            return True, f"registered with broker {self.broker_name} at {self._said()}"
-        return False, f"not registered with the broker at {self._said()}: {self._why or 'lost'}"
+            return True, f"registered with broker {self.broker_name} at {self._broker.name}"
+        return (
+            False,
+            f"not registered with the broker at {self._broker.name}: {self._why or 'lost'}",
+        )
 
     async def _run(self) -> None:
         while True:
@@ -79,12 +80,13 @@ class Enrolment:
                 if not self._why:
                     log.warning(
                         "register_failed broker_address=%s error=%s; trying again",
-                        *(self._said(), error),
+                        self._broker.name,
+                        error,
                     )
                 self._why = str(error)
             else:
                 if self._why:
-                    log.info("registered_again broker_address=%s", self._said())
+                    log.info("registered_again broker_address=%s", self._broker.name)
                 self._why = ""
 
     async def _pause(self) -> None:
@@ -106,13 +108,10 @@ class Enrolment:
     def _explained(self, error: CosmodromeError) -> str:
         if isinstance(error, Refused) and error.code == Code.REQUEST_CODE_NOT_SUPPORTED:
             return (
-                f"{self._said()} takes no filter servers ({error.remark}); connectWhichBroker has"
-                " to name a broker that does"
+                f"{self._broker.name} takes no filter servers ({error.remark}); connectWhichBroker"
+                " has to name a broker that does"
             )
         return (
-            f"cannot register with the broker {self._said()}: {error}; start the broker first, or"
-            " name another one with connectWhichBroker"
+            f"cannot register with the broker {self._broker.name}: {error}; start the broker first,"
+            " or name another one with connectWhichBroker"
         )
-
-    def _said(self) -> str:
-        return f"{self._broker.host}:{self._broker.port}"

@@ -6,8 +6,8 @@ that consumers write where Java's client wants a class name. Names come from two
 - every `*.py` file of the folder `filterPath`: `FILTERS = {"com.acme.Green": is_green}`;
 - installed packages: entry points of the group `cosmodrome.filters`.
 
-Code never comes from anywhere else. Two places that claim one name, or a file that does not
-load, are errors of the whole set: half a set would let consumers wait for the other half.
+Code never comes from anywhere else. If two places claim one name, or a file does not load, the
+whole set is refused: with half a set consumers would wait for the other half.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def load_filters(
     if entry_points is None:
         entry_points = importlib.metadata.entry_points(group=ENTRY_POINTS)
     filters: dict[str, Filter] = {}
-    for given, function, origin in (*_of_folder(folder, disk), *_of_packages(entry_points)):
-        name = _checked(given, function, origin)
+    for found, function, origin in (*_of_folder(folder, disk), *_of_packages(entry_points)):
+        name = _checked(found, function, origin)
         if name in filters:
             raise ConfigError(
                 f"filter {name} comes from {filters[name].origin} and from {origin};"
@@ -226,7 +226,9 @@ def _run_file(path: str, stem: str, disk: Disk) -> dict[str, object]:
     try:
         size = disk.size(path)
         if size > FILE_BYTES_MAX:
-            raise ConfigError(f"{path} has {size} bytes; a filter has {FILE_BYTES_MAX} at most")
+            raise ConfigError(
+                f"{path} has {size} bytes; a filter may have at most {FILE_BYTES_MAX}"
+            )
         source = disk.read(path)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
@@ -259,7 +261,7 @@ def _of_packages(entry_points: Iterable[importlib.metadata.EntryPoint]) -> Itera
 def _checked(name: object, function: object, origin: str) -> str:
     if not isinstance(name, str) or not is_filter_name(name):
         raise ConfigError(
-            f"{origin}: {str(name)[:64]!r} is no filter name; use words joined by dots, like"
+            f"{origin}: {str(name)[:64]!r} is not a filter name; use words joined by dots, like"
             " com.acme.Green"
         )
     if not callable(function) or isinstance(function, type):

@@ -12,16 +12,12 @@ from typing import Protocol
 from cosmodrome.errors import Code, Refused, TimedOut, Unreachable
 from cosmodrome.filterserver.choices import Choices
 from cosmodrome.filterserver.sieve import Sieve
-from cosmodrome.wire.bodies import EVERYTHING, TAG
+from cosmodrome.layout import PULL_COMMIT, PULL_SUBSCRIPTION, PULL_SUSPEND
+from cosmodrome.wire.bodies import EVERYTHING, MASTER_ID, TAG
 from cosmodrome.wire.commands.consume import PullMessage, PullReply
 from cosmodrome.wire.names import check_group, check_topic
 from cosmodrome.wire.table import Call
 
-PULL_COMMIT = 0x1
-PULL_SUSPEND = 0x2
-PULL_SUBSCRIPTION = 0x4
-
-MASTER_ID = 0
 HOLD_MS_MAX = 120_000
 ANSWER_MS = 10_000  # for the broker, beyond the time it may hold a pull
 
@@ -53,8 +49,8 @@ class Pulls:
         if self.in_flight >= self._in_flight_max:
             raise Refused(
                 Code.SYSTEM_BUSY,
-                f"This filter server has {self.in_flight} pulls out already (pullsInFlightMax);"
-                " pull again, or start another one.",
+                f"This filter server already has {self.in_flight} pulls under way"
+                " (pullsInFlightMax); pull again, or start another one.",
             )
         self.in_flight += 1
         try:

@@ -167,7 +167,9 @@ class Sieve:
         log.error(
             "filter_overdue name=%s origin=%s after_ms=%d; it holds a thread, correct it and"
             " restart this server",
-            *(chosen.name, chosen.origin, self._timeout_ms),
+            chosen.name,
+            chosen.origin,
+            self._timeout_ms,
         )
         raise Refused(
             Code.SYSTEM_ERROR,
@@ -191,6 +193,9 @@ class Sieve:
         if held is not None:
             log.error(
                 "filter_failed name=%s origin=%s error=%s held_back=%d",
-                *(chosen.name, chosen.origin, error.remark, held),
+                chosen.name,
+                chosen.origin,
+                error.remark,
+                held,
                 exc_info=error.__cause__,
             )

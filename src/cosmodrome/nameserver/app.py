@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os.path
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable
 
+from cosmodrome.access.gate import Gate, build_gate
+from cosmodrome.env.background import Background
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import NameServerOptions, SocketOptions
 from cosmodrome.errors import Code, ConfigError, ProtocolError, Refused
-from cosmodrome.layout import CRC_MASK
+from cosmodrome.layout import CRC_MASK, TOPIC_UNIT, TOPIC_UNIT_SUBSCRIPTION
 from cosmodrome.nameserver.kv import ORDER_TOPIC_CONFIG, KeyValues
 from cosmodrome.nameserver.metrics import NameServerMetrics
 from cosmodrome.nameserver.routes import (
-    FLAG_UNIT,
-    FLAG_UNIT_SUB,
     Broker,
     Identity,
     Registration,
@@ -30,36 +31,69 @@ from cosmodrome.nameserver.routes import (
 )
 from cosmodrome.nameserver.settings import Settings
 from cosmodrome.transport.audit_log import changed as audited
-from cosmodrome.transport.request_metrics import RequestMetrics
+from cosmodrome.transport.http.request_metrics import RequestMetrics
+from cosmodrome.transport.ports import is_own_address
 from cosmodrome.transport.router import LogLimit, Router
 from cosmodrome.transport.server import Server
+from cosmodrome.transport.tls import Door
 from cosmodrome.wire import bodies, commands
+from cosmodrome.wire.message import join_address
 from cosmodrome.wire.table import NAMESERVER, Call, Connection, Reply
 
 log = logging.getLogger(__name__)
 
 STANDARD_JSON_SINCE = 401  # request version 4.9.4
 KV_LOG_INTERVAL_S = 600.0
+SMALL_BYTES = 32 * 1024  # a registration of that size is read and taken over at once
 ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class Announcements:
     """What brokers send: who they are and that they are alive."""
 
-    def __init__(self, routes: Routes, values: KeyValues) -> None:
+    def __init__(self, routes: Routes, values: KeyValues, env: Env) -> None:
         self._routes = routes
         self._values = values
+        self._offload = env.offload
+        self._registering = asyncio.Lock()  # large ones, one after the other
         self._watched: set[Connection] = set()
         self._log_limit = LogLimit()
 
     @commands.RegisterBroker.handler
-    def register(self, ask: commands.RegisterBroker, call: Call) -> commands.RegisterBrokerReply:
+    def register(
+        self, ask: commands.RegisterBroker, call: Call
+    ) -> commands.RegisterBrokerReply | Awaitable[commands.RegisterBrokerReply]:
+        if ask.compressed or len(ask.body) > SMALL_BYTES:
+            return self._register_slowly(ask, call)
         try:
             news = _registration(ask, call.frame.version)
             master = self._routes.register(news, call.connection)
         except (Refused, ProtocolError) as error:
             self._log_refusal(ask, call, error)
             raise
+        return self._registered(master, call)
+
+    async def _register_slowly(
+        self, ask: commands.RegisterBroker, call: Call
+    ) -> commands.RegisterBrokerReply:
+        """A large registration: read off the loop, taken over in steps."""
+        try:
+            async with self._registering:
+                news = await self._offload(lambda: _registration(ask, call.frame.version))
+                steps = self._routes.registering(news, call.connection)
+                while True:
+                    try:
+                        next(steps)
+                    except StopIteration as end:
+                        return self._registered(end.value, call)
+                    await asyncio.sleep(0)
+        except (Refused, ProtocolError) as error:
+            self._log_refusal(ask, call, error)
+            raise
+
+    def _registered(
+        self, master: tuple[str, str] | None, call: Call
+    ) -> commands.RegisterBrokerReply:
         self._watch(call.connection)
         reply = commands.RegisterBrokerReply()
         if master is not None:
@@ -74,7 +108,9 @@ class Announcements:
         if not self._routes.unregister(_identity(ask)):
             log.info(
                 "unregistration of an unknown broker: name=%r address=%r peer=%s:%d",
-                *(ask.broker_name[:64], ask.broker_addr[:64], *call.connection.peer),
+                ask.broker_name[:64],
+                ask.broker_addr[:64],
+                *call.connection.peer,
             )
         return Reply()
 
@@ -105,8 +141,11 @@ class Announcements:
         if held is not None:
             log.warning(
                 "registration refused: name=%r address=%r peer=%s:%d reason=%s held_back=%d",
-                *(ask.broker_name[:64], ask.broker_addr[:64]),
-                *(*call.connection.peer, error, held),
+                ask.broker_name[:64],
+                ask.broker_addr[:64],
+                *call.connection.peer,
+                error,
+                held,
             )
 
 
@@ -160,15 +199,15 @@ class Lookups:
 
     @commands.GetUnitTopicList.handler
     def unit_topics(self, ask: commands.GetUnitTopicList, call: Call) -> Reply:
-        return _topic_list(self._routes.topics_flagged(FLAG_UNIT))
+        return _topic_list(self._routes.topics_flagged(TOPIC_UNIT))
 
     @commands.GetHasUnitSubTopicList.handler
     def unit_sub_topics(self, ask: commands.GetHasUnitSubTopicList, call: Call) -> Reply:
-        return _topic_list(self._routes.topics_flagged(FLAG_UNIT_SUB))
+        return _topic_list(self._routes.topics_flagged(TOPIC_UNIT_SUBSCRIPTION))
 
     @commands.GetHasUnitSubUnunitTopicList.handler
     def unit_sub_only_topics(self, ask: commands.GetHasUnitSubUnunitTopicList, call: Call) -> Reply:
-        return _topic_list(self._routes.topics_flagged(FLAG_UNIT_SUB, FLAG_UNIT))
+        return _topic_list(self._routes.topics_flagged(TOPIC_UNIT_SUBSCRIPTION, TOPIC_UNIT))
 
 
 class Operations:
@@ -254,14 +293,19 @@ class NameServer:
         routes: Routes,
         values: KeyValues,
         router: Router,
+        gate: Gate,
+        door: Door | None,
     ) -> None:
         self._settings = settings
         self._sockets = sockets
+        self._gate = gate
+        self._door = door
         self._routes = routes
         self._values = values
         self._router = router
         self._server: Server | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._scanner = Background("drop silent brokers")
+        self._kv_log = Background("log the KV table")
         self.port = settings.options.listen_port
         self.metrics = NameServerMetrics(
             lambda: self.address,
@@ -274,40 +318,37 @@ class NameServer:
     @property
     def ready(self) -> bool:
         """Whether requests are served."""
-        return bool(self._tasks)
+        return self._scanner.running
 
     @property
     def address(self) -> str:
         """host:port as a process on this machine reaches it."""
         host = self._settings.options.bind_address
         host = ANY_ADDRESS.get(host, host)
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return join_address(host, self.port)
 
     async def start(self) -> None:
         if self._server is not None:
             return
         options = self._settings.options
+        await self._gate.start()
         await self._values.load()
-        self._server = Server(self._router, self._sockets, "name server")
+        self._server = Server(self._router, self._sockets, "name server", door=self._door)
         try:
             self.port = await self._server.listen(options.bind_address, options.listen_port)
         except BaseException:
             self._server = None
             raise
-        self._tasks = [
-            asyncio.create_task(_every(self._scan_interval_s, self._drop_silent_brokers)),
-            asyncio.create_task(_every(lambda: KV_LOG_INTERVAL_S, self._values.write_to_log)),
-        ]
+        self._scanner.repeat(self._scan_interval_s, self._drop_silent_brokers)
+        self._kv_log.repeat(KV_LOG_INTERVAL_S, self._values.write_to_log)
 
     async def stop(self) -> None:
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._scanner.stop()
+        await self._kv_log.stop()
         server, self._server = self._server, None
         if server is not None:
             await server.stop()
+        await self._gate.stop()
 
     def _scan_interval_s(self) -> float:
         return self._settings.options.scan_not_active_broker_interval / 1000
@@ -318,7 +359,9 @@ class NameServer:
             connection.close(f"no registration within {silence_ms_max} ms")
 
 
-def build_nameserver(options: NameServerOptions, sockets: SocketOptions, env: Env) -> NameServer:
+def build_nameserver(
+    options: NameServerOptions, sockets: SocketOptions, env: Env, door: Door | None = None
+) -> NameServer:
     for key, value in (
         ("scanNotActiveBrokerInterval", options.scan_not_active_broker_interval),
         ("brokerExpiredTime", options.broker_expired_time),
@@ -329,22 +372,20 @@ def build_nameserver(options: NameServerOptions, sockets: SocketOptions, env: En
     routes = Routes(_elapsed_ms)
     values = KeyValues(options.kv_config_path, env)
     services = (
-        Announcements(routes, values),
+        Announcements(routes, values, env),
         Lookups(routes, values, settings),
         Operations(routes, values, settings),
     )
-    router = Router(NAMESERVER, services)
+    gate = build_gate(
+        "name server",
+        options,
+        os.path.dirname(options.kv_config_path),
+        env,
+        is_local=is_own_address,
+    )
+    router = Router(NAMESERVER, services, gate=gate)
     router.watch_slow(lambda: settings.options.slow_request_millis)
-    return NameServer(settings, sockets, routes, values, router)
-
-
-async def _every(interval_s: Callable[[], float], work: Callable[[], None]) -> None:
-    while True:
-        await asyncio.sleep(interval_s())
-        try:
-            work()
-        except Exception:
-            log.exception("background work failed; it is tried again at its next turn")
+    return NameServer(settings, sockets, routes, values, router, gate, door)
 
 
 def _elapsed_ms() -> int:

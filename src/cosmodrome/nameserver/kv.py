@@ -12,8 +12,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from cosmodrome.env import generations
 from cosmodrome.env.base import Env
-from cosmodrome.errors import Code, ConfigError, Refused
+from cosmodrome.errors import Code, ConfigError, Refused, name_of, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -99,36 +100,35 @@ class KeyValues:
                 log.error("KV table not saved: path=%s error=%s", self._path, error)
                 raise Refused(
                     Code.SYSTEM_ERROR,
-                    f"The KV table could not be saved to {self._path} ({error});"
-                    " make room or fix the permissions and try again. Nothing was changed.",
+                    f"The KV table could not be saved to {name_of(self._path)}"
+                    f" ({reason_of(error)}); make room or fix the permissions and try again."
+                    " Nothing was changed.",
                 ) from None
         self._table = table
 
     def _read(self) -> Table:
-        disk = self._env.disk
-        kept = self._path + ".bak"
-        problem = "it is missing"
-        if disk.exists(self._path):
-            try:
-                return _decode(disk.read(self._path))
-            except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-                problem = str(error)
-        elif not disk.exists(kept):
-            return {}
         try:
-            table = _decode(disk.read(kept))
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            found = generations.newest(self._env.disk, self._path, _decode)
+        except generations.Unreadable as error:
             raise ConfigError(
-                f"the KV table cannot be read: {self._path} ({problem}), {kept} ({error});"
-                " repair one of them, or move both away to start with an empty table"
+                f"the KV table cannot be read: {error}; repair one of them, or move both away to"
+                " start with an empty table"
             ) from None
-        log.error(
-            "KV table damaged, its previous generation is used: path=%s problem=%r using=%s;"
-            " the last change may be missing, check the entries",
-            *(self._path, problem, kept),
-        )
-        return table
+        if found is None:
+            return {}
+        if found.damage:
+            log.error(
+                "KV table damaged, its previous generation is used: path=%s problem=%r using=%s;"
+                " the last change may be missing, check the entries",
+                self._path,
+                found.damage,
+                generations.previous(self._path),
+            )
+        return found.content
 
 
 def _decode(data: bytes) -> Table:
-    return msgspec.json.decode(data, type=_File).config_table
+    try:
+        return msgspec.json.decode(data, type=_File).config_table
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from None

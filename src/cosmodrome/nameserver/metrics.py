@@ -1,4 +1,4 @@
-"""What a name server tells when it is scraped; its table of metrics is here too."""
+"""The metrics of a name server: their table, and how they are filled when it is scraped."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator
 
 from cosmodrome.nameserver.kv import KeyValues
 from cosmodrome.nameserver.routes import Routes
-from cosmodrome.transport.exposition import Metric, Sample, Told
-from cosmodrome.transport.request_metrics import RequestMetrics
+from cosmodrome.transport.http.exposition import Metric, Sample, WalkItem
+from cosmodrome.transport.http.request_metrics import RequestMetrics
 
 READY = Metric("cosmodrome_ready", "gauge", "1 while requests are served.")
 BROKERS = Metric(
     "cosmodrome_nameserver_brokers",
     "gauge",
-    "Registered brokers of a cluster, masters and slaves.",
+    "Registered brokers of a cluster, both masters and slaves.",
     ("broker_cluster",),
 )
 SILENCE = Metric(
     "cosmodrome_nameserver_broker_silence_seconds",
     "gauge",
-    "Time since a broker registered last; after brokerExpiredTime it is dropped.",
+    "Time since the last registration of a broker. It is dropped after brokerExpiredTime.",
     ("broker_cluster", "broker_name", "broker_id", "address"),
 )
 TOPICS = Metric("cosmodrome_nameserver_topics", "gauge", "Topics that have a route.")
@@ -29,19 +29,22 @@ VALUES = Metric(
 CONNECTIONS = Metric(
     "cosmodrome_connections", "gauge", "Open connections of brokers, clients and tools."
 )
-IN_FLIGHT = Metric("cosmodrome_requests_in_flight", "gauge", "Requests without an answer yet.")
+IN_FLIGHT = Metric("cosmodrome_requests_in_flight", "gauge", "Requests that are not answered yet.")
 HELD_BYTES = Metric(
     "cosmodrome_connection_held_bytes",
     "gauge",
-    "Unfinished requests and replies that peers do not take.",
+    "Bytes of incomplete requests, and of replies that peers do not read.",
 )
 REQUESTS = Metric(
-    "cosmodrome_requests_total", "counter", "Requests by name of their code.", ("request_code",)
+    "cosmodrome_requests_total",
+    "counter",
+    "Requests, by the name of their code.",
+    ("request_code",),
 )
 ERRORS = Metric(
     "cosmodrome_request_errors_total",
     "counter",
-    "Requests answered with something else than success, by name of their code.",
+    "Requests that were not answered with success, by the name of their code.",
     ("request_code",),
 )
 SLOW = Metric(
@@ -51,8 +54,17 @@ SLOW = Metric(
     ("request_code",),
 )
 TABLE = (
-    *(READY, BROKERS, SILENCE, TOPICS, VALUES, CONNECTIONS, IN_FLIGHT, HELD_BYTES),
-    *(REQUESTS, ERRORS, SLOW),
+    READY,
+    BROKERS,
+    SILENCE,
+    TOPICS,
+    VALUES,
+    CONNECTIONS,
+    IN_FLIGHT,
+    HELD_BYTES,
+    REQUESTS,
+    ERRORS,
+    SLOW,
 )
 
 
@@ -81,7 +93,7 @@ class NameServerMetrics:
     async def prepare(self) -> None:
         """Everything is in memory."""
 
-    def walk(self) -> Iterator[Told]:
+    def walk(self) -> Iterator[WalkItem]:
         requests = self._requests
         yield Sample(READY, (), int(self._ready()))
         yield Sample(TOPICS, (), self._routes.topic_count)

@@ -8,8 +8,11 @@ Invariants, true between any two calls:
 - a broker name has at least one address, belongs to one cluster, and only such names have rows;
 - a registration that is refused leaves every table as it was.
 
-Liveness belongs to a connection: the newest one an address registered over. When that one
-closes its addresses are gone at once; an older one of the same broker may close unnoticed.
+A large registration is taken over in steps (`registering`), between which others may ask and change
+what they like; it ends early when its address is gone or was registered anew meanwhile.
+
+An address lives as long as the newest connection over which it registered. When that one closes,
+its addresses are gone at once; an older connection of the same broker may close unnoticed.
 """
 
 from __future__ import annotations
@@ -17,25 +20,22 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
 from cosmodrome.errors import Code, Refused
-from cosmodrome.wire.bodies import PERM_READ, PERM_WRITE
+from cosmodrome.wire.bodies import MASTER_ID, PERM_READ, PERM_WRITE, QUEUES_MAX, TOPICS_MAX
 from cosmodrome.wire.names import REPLY_TOPIC_SUFFIX, check_topic
 from cosmodrome.wire.table import Connection
 
 log = logging.getLogger(__name__)
 
-MASTER_ID = 0
 PERM_MAX = 15
-FLAG_UNIT = 1
-FLAG_UNIT_SUB = 2
 
-QUEUES_MAX = 65_535  # per topic and broker
 BROKER_ID_MAX = 2**63 - 1
 ADDRESSES_MAX = 10_000  # live at once
 ROWS_MAX = 1_000_000  # (topic, broker name) pairs
+TOPICS_PER_STEP = 500
 FILTER_SERVERS_MAX = 256  # per broker
 LABEL_CHARACTERS_MAX = 255
 
@@ -123,13 +123,27 @@ class Routes:
         self._brokers: dict[str, Broker] = {}
         self._live: dict[str, Live] = {}
         self._row_count = 0
+        self._topics_of: dict[str, set[str]] = {}  # the topics in which a broker name has a row
 
     # --- brokers come and go -----------------------------------------------------------------
 
     def register(self, news: Registration, connection: Connection) -> tuple[str, str] | None:
-        """Take over what a broker says. The answer, for a slave whose master is alive, is the
+        """Take over what a broker says about itself. For a slave whose master is alive, returns the
         master's address and the address of its replication port."""
-        self._check(news)
+        steps = self.registering(news, connection)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                master: tuple[str, str] | None = end.value
+                return master
+
+    def registering(
+        self, news: Registration, connection: Connection
+    ) -> Generator[None, None, tuple[str, str] | None]:
+        """`register` in steps, each of a few topics. What is refused is so before the first change,
+        except where others took the room meanwhile."""
+        yield from self._check(news)
         who = news.identity
         self._displace(who)
         before = self._live.get(who.address)
@@ -149,10 +163,14 @@ class Routes:
         if before is None:
             log.info(
                 "broker registered: cluster=%s name=%s id=%d address=%s",
-                *(who.cluster, who.broker_name, who.broker_id, who.address),
+                who.cluster,
+                who.broker_name,
+                who.broker_id,
+                who.address,
             )
         if who.broker_id == MASTER_ID:
-            self._apply(news, live, changed=before is None or before.version != news.version)
+            changed = before is None or before.version != news.version
+            yield from self._apply(news, live, changed=changed)
             return None
         master = self._live.get(broker.addresses.get(MASTER_ID, ""))
         return (master.identity.address, master.ha_address) if master else None
@@ -176,7 +194,7 @@ class Routes:
             self._remove(address, "its connection closed")
 
     def expire(self, silence_ms_max: int) -> list[Connection]:
-        """Forget what was silent for longer; the connections are the caller's to close."""
+        """Forget what was silent for longer; the caller closes the connections."""
         now_ms = self._elapsed_ms()
         silent = [live for live in self._live.values() if now_ms - live.heard_ms > silence_ms_max]
         for live in silent:
@@ -188,8 +206,8 @@ class Routes:
         return [live.connection for live in silent]
 
     def confirm(self, who: Identity, version: Version | None) -> tuple[bool, Version | None]:
-        """A broker asks whether its table is known: (whether it is not, the version known).
-        Equal versions count as a sign of life."""
+        """A broker asks whether its table is known: (whether it is not, the version known). Equal
+        versions count as a sign of life."""
         live = self._live.get(who.address)
         if live is None or (live.identity.broker_name, live.identity.broker_id) != (
             who.broker_name,
@@ -242,12 +260,12 @@ class Routes:
         names = set(self.clusters().get(cluster, ()))
         return [topic for topic, rows in self._topics.items() if not names.isdisjoint(rows)]
 
-    def topics_flagged(self, wanted: int, unwanted: int = 0) -> list[str]:
-        """Topics whose first row has all bits of `wanted` and none of `unwanted`."""
+    def topics_flagged(self, on: int, off: int = 0) -> list[str]:
+        """Topics whose first row has all bits of `on` and none of `off`."""
         return [
             topic
             for topic, rows in self._topics.items()
-            if (next(iter(rows.values())).sys_flag & (wanted | unwanted)) == wanted
+            if (next(iter(rows.values())).sys_flag & (on | off)) == on
         ]
 
     def any_address(self) -> str | None:
@@ -256,8 +274,8 @@ class Routes:
     # --- an operator's changes ---------------------------------------------------------------
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Drop a topic's rows, of one cluster or of all. A broker that still has the topic
-        brings it back with its next change."""
+        """Drop a topic's rows, of one cluster or of all. A broker that still has the topic brings
+        it back with its next change."""
         rows = self._topics.get(topic)
         if rows is None:
             return
@@ -273,7 +291,7 @@ class Routes:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _check(self, news: Registration) -> None:
+    def _check(self, news: Registration) -> Iterator[None]:
         """Everything that can be wrong with a registration, before any table is touched."""
         who = news.identity
         check_label("cluster name", who.cluster)
@@ -292,10 +310,14 @@ class Routes:
             check_address("filter server address", address)
         # A broker makes topics of its own names, which may be wider than topic names are.
         own = {who.broker_name, who.cluster, who.cluster + REPLY_TOPIC_SUFFIX}
-        for topic, row in news.topics.items():
+        if len(news.topics) > TOPICS_MAX:
+            _refuse_topics(who.broker_name, len(news.topics))
+        for number, (topic, row) in enumerate(news.topics.items(), 1):
             if topic not in own:
                 check_topic(topic)
             _check_row(topic, row)
+            if number % TOPICS_PER_STEP == 0:
+                yield
         self._check_room(news)
 
     def _check_room(self, news: Registration) -> None:
@@ -313,8 +335,11 @@ class Routes:
             )
         if who.address not in self._live and len(self._live) >= ADDRESSES_MAX:
             _refuse(f"{ADDRESSES_MAX} brokers are registered; this name server takes no more.")
-        if self._row_count + len(news.topics) > ROWS_MAX:
-            new = sum(who.broker_name not in self._topics.get(t, ()) for t in news.topics)
+        known = self._topics_of.get(who.broker_name, set())
+        if who.broker_id == MASTER_ID and news.topics:
+            new = len(news.topics) - len(known.intersection(news.topics))
+            if len(known) + new > TOPICS_MAX:
+                _refuse_topics(who.broker_name, len(known) + new)
             if self._row_count + new > ROWS_MAX:
                 _refuse(
                     f"{self._row_count} topic rows are registered and {new} more would pass"
@@ -332,7 +357,10 @@ class Routes:
                 del self._live[who.address]
                 log.info(
                     "broker changed its id: name=%s address=%s id=%d was=%d",
-                    *(who.broker_name, who.address, who.broker_id, was.broker_id),
+                    who.broker_name,
+                    who.address,
+                    who.broker_id,
+                    was.broker_id,
                 )
             else:
                 self._remove(who.address, f"it now is {who.broker_name} of {who.cluster}")
@@ -343,22 +371,28 @@ class Routes:
             log.warning(
                 "broker replaced: name=%s id=%d address=%s was=%s; if both run, give each its"
                 " own brokerId",
-                *(who.broker_name, who.broker_id, who.address, holder),
+                who.broker_name,
+                who.broker_id,
+                who.address,
+                holder,
             )
 
-    def _apply(self, news: Registration, live: Live, *, changed: bool) -> None:
-        """Take over rows. With an unchanged version only topics never seen from this address:
-        permissions an operator took and topics an operator dropped stay so until the broker's
-        next change, and yet a full registration behind an incremental one is not lost."""
+    def _apply(self, news: Registration, live: Live, *, changed: bool) -> Iterator[None]:
+        """Take over rows. With an unchanged version only topics that this address never named are
+        new: so permissions that an operator took and topics that an operator dropped stay as they
+        are until the broker's next change, and a full registration that follows an incremental one
+        is not lost."""
         name = news.identity.broker_name
-        for topic, row in news.topics.items():
+        for number, (topic, row) in enumerate(news.topics.items(), 1):
             if changed or topic not in live.applied:
-                rows = self._topics.setdefault(topic, {})
-                self._row_count += name not in rows
-                rows[name] = row
-        if len(live.applied) > ROWS_MAX:
-            live.applied.clear()  # what is forgotten is merely applied once more
-        live.applied.update(news.topics)
+                self._put_row(topic, name, row)
+            if len(live.applied) > ROWS_MAX:
+                live.applied.clear()  # what is forgotten is merely applied once more
+            live.applied.add(topic)
+            if number % TOPICS_PER_STEP == 0:
+                yield
+                if self._live.get(news.identity.address) is not live:
+                    return
 
     def _remove(self, address: str, why: str, level: int = logging.INFO) -> None:
         who = self._live.pop(address).identity
@@ -367,18 +401,33 @@ class Routes:
         log.log(
             level,
             "broker removed: cluster=%s name=%s id=%d address=%s reason=%r",
-            *(who.cluster, who.broker_name, who.broker_id, address, why),
+            who.cluster,
+            who.broker_name,
+            who.broker_id,
+            address,
+            why,
         )
         if broker.addresses:
             return
         del self._brokers[who.broker_name]
-        for topic in [topic for topic, rows in self._topics.items() if who.broker_name in rows]:
+        for topic in list(self._topics_of.get(who.broker_name, ())):
             self._drop_row(topic, who.broker_name)
+
+    def _put_row(self, topic: str, broker_name: str, row: TopicRow) -> None:
+        rows = self._topics.setdefault(topic, {})
+        if broker_name not in rows:
+            self._row_count += 1
+            self._topics_of.setdefault(broker_name, set()).add(topic)
+        rows[broker_name] = row
 
     def _drop_row(self, topic: str, broker_name: str) -> None:
         rows = self._topics[topic]
         del rows[broker_name]
         self._row_count -= 1
+        mine = self._topics_of[broker_name]
+        mine.discard(topic)
+        if not mine:
+            del self._topics_of[broker_name]
         if not rows:
             del self._topics[topic]
 
@@ -391,7 +440,7 @@ class Routes:
         return count
 
     def _rows_of(self, broker_name: str) -> Iterator[dict[str, TopicRow]]:
-        return (rows for rows in self._topics.values() if broker_name in rows)
+        return (self._topics[topic] for topic in self._topics_of.get(broker_name, ()))
 
 
 def check_label(kind: str, name: str) -> None:
@@ -427,6 +476,13 @@ def _check_row(topic: str, row: TopicRow) -> None:
             f"Topic {topic} has permission {row.perm}; use a sum of 4 (read), 2 (write)"
             " and 1 (inherit)."
         )
+
+
+def _refuse_topics(broker_name: str, count: int) -> None:
+    _refuse(
+        f"Broker {broker_name} has {count} topics; this name server takes {TOPICS_MAX}"
+        " of one broker. Delete unused ones, or spread them over more brokers."
+    )
 
 
 def _refuse(remark: str) -> None:

@@ -1,10 +1,10 @@
 """A disk in memory that can lose power, fill up and fail to sync, the same way for one seed.
 
-What is written lands in a page cache and is visible at once; only `sync` makes it stable. A
-power cut keeps any mixture of old and new sectors of pages that were not synced, and a file
-that was never synced may be shorter, and then empty. Directory changes become stable when
-their directory is synced (`create_segment`, `make_dirs` and `replace` do that, `remove` does
-not); of the others a power cut keeps a prefix, as a journal does. A kill keeps the page cache.
+What is written lands in a page cache and is visible at once; only `sync` makes it stable. A power
+cut keeps any mixture of old and new sectors of pages that were not synced, and a file that was
+never synced may be shorter, and then empty. Directory changes become stable when their directory is
+synced (`create_segment`, `make_dirs` and `replace` do that, `remove` does not); of the others a
+power cut keeps a prefix, as a journal does. A kill keeps the page cache.
 
 Every step counts. `cut_after` picks the step that ends this life: it is done in part, raises
 `PowerCut`, and so does every step after it until `restart`.
@@ -20,9 +20,9 @@ from collections.abc import Callable
 
 from cosmodrome.env.base import DiskUsage, FileLock, SegmentFile
 from cosmodrome.errors import DirectoryInUse
+from cosmodrome.layout import SECTOR_BYTES
 
 PAGE_BYTES = 4096
-SECTOR_BYTES = 512
 
 
 class PowerCut(BaseException):
@@ -47,7 +47,7 @@ class _File:
         self.dirty: set[int] = set()
         self.allocated: set[int] = set()
 
-    def settle(self, pages: set[int]) -> None:
+    def make_stable(self, pages: set[int]) -> None:
         """Make pages stable, and the length."""
         self.stable.extend(bytes(len(self.data) - len(self.stable)))
         for page in pages:
@@ -182,7 +182,7 @@ class SimDisk:
 
     # --- the end of a life -------------------------------------------------------------------
     def cut_after(self, steps: int | None) -> None:
-        """The step that many from now is the last; None takes that back."""
+        """Make the step that many steps from now the last one; None cancels that."""
         self._steps_left = steps
 
     def cut(self) -> None:
@@ -203,11 +203,26 @@ class SimDisk:
     def write_back(self) -> None:
         """What the kernel does by itself now and then: some dirty pages become stable."""
         for _, file in _files_in("", self._root):
-            file.settle({page for page in sorted(file.dirty) if self._chance.random() < 0.5})
+            file.make_stable({page for page in sorted(file.dirty) if self._chance.random() < 0.5})
 
     def files(self) -> dict[str, bytes]:
         """Every file as a reader sees it now, by path."""
         return {path: bytes(file.data) for path, file in _files_in("", self._root)}
+
+    def stable(self, path: str) -> bytes:
+        """What no power cut can take from a file, though the machine may be dead."""
+        node = self._find(path)
+        return bytes(node.stable) if isinstance(node, _File) else b""
+
+    def visible(self, path: str) -> bytes:
+        """What a process reads from a file, though the machine may be dead."""
+        node = self._find(path)
+        return bytes(node.data) if isinstance(node, _File) else b""
+
+    def wipe(self) -> None:
+        """Another disk is in this machine, an empty one. Between two lives."""
+        self._root = _Directory()
+        self._used_pages = 0
 
     # --- names -------------------------------------------------------------------------------
     def list(self, path: str) -> list[str]:
@@ -320,13 +335,13 @@ class SimDisk:
         last = self._last_step()
         failing = self.faults.sync_error is not None and self.faults.sync_error in path
         if last or failing:
-            file.settle({page for page in sorted(file.dirty) if self._chance.random() < 0.5})
+            file.make_stable({page for page in sorted(file.dirty) if self._chance.random() < 0.5})
         self._step()
         if failing:
             # As Linux does: the pages count as clean from now on, wherever their data is.
             file.dirty.clear()
             raise OSError(errno.EIO, "Input/output error", path)
-        file.settle(set(file.dirty))
+        file.make_stable(set(file.dirty))
 
     # --- the rest ----------------------------------------------------------------------------
     def lock(self, path: str) -> FileLock:

@@ -32,8 +32,8 @@ class SimClock:
 
 class SimOffload:
     def __init__(self, chance: random.Random, delay_ms_max: int) -> None:
+        self.delay_ms_max = delay_ms_max  # of a disk that is slow for a while: more
         self._chance = chance
-        self._delay_ms_max = delay_ms_max
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
         return self._run(work, self._delay(), self._delay())
@@ -41,7 +41,7 @@ class SimOffload:
     def _delay(self) -> float:
         if self._chance.random() < 0.4:
             return 0.0
-        return self._chance.randint(0, self._delay_ms_max) / 1000
+        return self._chance.randint(0, self.delay_ms_max) / 1000
 
     async def _run(self, work: Callable[[], T], before: float, after: float) -> T:
         await asyncio.sleep(before)

@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cosmodrome.spark.bodies import infer_json_schema, json_bodies
-    from cosmodrome.spark.session import session
+    from cosmodrome.spark.lake.table import create_view, table
+    from cosmodrome.spark.runtime.session import session
     from cosmodrome.spark.source import CosmodromeSource, RocketMQSource, register
-    from cosmodrome.spark.table import create_view, table
+    from cosmodrome.spark.write.row_messages import user_properties
 
 _HOMES: dict[str, str] = {
     "register": "source",
     "RocketMQSource": "source",
     "CosmodromeSource": "source",
-    "session": "session",
-    "table": "table",
-    "create_view": "table",
+    "session": "runtime.session",
+    "table": "lake.table",
+    "create_view": "lake.table",
     "infer_json_schema": "bodies",
     "json_bodies": "bodies",
+    "user_properties": "write.row_messages",
 }
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "register",
     "session",
     "table",
+    "user_properties",
 ]
 
 

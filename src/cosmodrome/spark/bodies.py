@@ -27,10 +27,10 @@ def json_bodies(
     column: str = "value",
     sample: int = SAMPLE_ROWS,
 ) -> DataFrame:
-    """The frame with one more column: its `body` parsed as JSON, null where it is none.
+    """The frame with one more column: its `body` parsed as JSON, null where it is not JSON.
 
-    Without a schema a batch is looked at first (`sample` rows of it); a stream cannot be, so it
-    needs one, for example from `infer_json_schema` over a batch of the same topic.
+    Without a schema, `sample` rows of a batch are read first to infer one. A stream cannot be read
+    twice: give it a schema, for example from `infer_json_schema` over a batch of the same topic.
     """
     from pyspark.sql import functions
 
@@ -79,7 +79,7 @@ def _read(spark: SparkSession, options: Mapping[str, Any]) -> DataFrame:
 
 
 def _text() -> Column:
-    """The body as text; bytes that are no UTF-8 are replaced and then fail to parse."""
+    """The body as text; bytes that are not UTF-8 are replaced and then fail to parse."""
     from pyspark.sql import functions
 
     return functions.col("body").cast("string")

@@ -1,14 +1,14 @@
-"""What is asked of a cluster beside messages: topics, queues, bounds, times, progress. Blocking.
+"""Blocking questions to a cluster about all but messages: topics, queues, bounds, times, progress.
 
-All requests to one broker leave together, so asking about a thousand queues is a round trip per
-broker. Names are the user's here (without namespace) and the cluster's on the wire. Name servers
-are asked in turn. What fails for lack of a connection is tried again, after a while and with fresh
-addresses, `retries` times; reads go to a replica when the master does not answer. A broker for
-which all of that was in vain is asked once per call until it answers: who goes on without it must
-not wait for it again and again.
+All requests to one broker leave together, so asking about a thousand queues takes one round trip
+per broker. Callers use names without a namespace; it is added on the wire. Name servers are asked
+in turn. A request that finds no connection is tried again `retries` times, after a pause and with
+fresh addresses. Reads go to a replica when the master does not answer. A broker that did not answer
+after all that is asked only once per call until it answers, so that a caller who goes on without it
+does not wait for it again and again.
 
-When some brokers do not answer in spite of all that, `PartlyUnreachable` carries what the others
-said: whoever can do without the rest goes on.
+When some brokers still do not answer, `PartlyUnreachable` carries what the others answered, for
+callers that can do without the rest.
 """
 
 from __future__ import annotations
@@ -19,16 +19,23 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from cosmodrome.client.namespace import unwrap, wrap
 from cosmodrome.client.options import name_servers, split_address
-from cosmodrome.client.routes import MASTER, Route, route_from
+from cosmodrome.client.routes import Route, decode_route, route_from
 from cosmodrome.client.values import NoRoute
 from cosmodrome.errors import Code, CosmodromeError, ProtocolError, Refused, TimedOut, Unreachable
+from cosmodrome.layout import PULL_SUBSCRIPTION
 from cosmodrome.spark import links
-from cosmodrome.spark.options import Connection
-from cosmodrome.spark.times import Times
+from cosmodrome.spark.read.options import Connection
+from cosmodrome.spark.read.times import Times
 from cosmodrome.transport.plain import PlainConnection
 from cosmodrome.transport.ports import VIP_OFFSET
 from cosmodrome.wire import bodies
-from cosmodrome.wire.bodies import EVERYTHING, TAG, MessageQueue, TopicList, TopicRouteData
+from cosmodrome.wire.bodies import (
+    EVERYTHING,
+    MASTER_ID,
+    TAG,
+    MessageQueue,
+    TopicList,
+)
 from cosmodrome.wire.commands.consume import PullMessage, PullReply, QueryMessage
 from cosmodrome.wire.commands.offset import (
     GetMaxOffset,
@@ -38,12 +45,11 @@ from cosmodrome.wire.commands.offset import (
     UpdateConsumerOffset,
 )
 from cosmodrome.wire.commands.route import GetAllTopicListFromNameserver, GetRouteinfoByTopic
-from cosmodrome.wire.message import UNIQ_KEY, parse_properties
+from cosmodrome.wire.message import UNIQ_KEY, join_address, parse_properties
 from cosmodrome.wire.record import Record, decode_record, iter_records
 from cosmodrome.wire.table import Command, R, Reply
 
-GROUP = "cosmodrome_spark"  # whose name pulls carry when the user gave none
-PULL_INLINE = 0x4  # the subscription is in the pull
+GROUP = "cosmodrome_spark"  # of pulls, when the user named no group
 EVER_MS = 2**63 - 1
 SAMPLE_MESSAGES = 32
 KEYS_AT_ONCE = 32  # searched in one round trip
@@ -72,8 +78,8 @@ class PartlyUnreachable(Unreachable, Generic[T]):
         self.results = results
 
 
-class Found(NamedTuple):
-    """Where a message with a given unique key is."""
+class StoredCopy(NamedTuple):
+    """A message that was found by its unique key."""
 
     broker: str
     queue_id: int
@@ -81,7 +87,7 @@ class Found(NamedTuple):
     properties: dict[str, str]
 
 
-_Copies = dict[tuple[str, int, int], Found]  # by broker, queue and offset
+_Copies = dict[tuple[str, int, int], StoredCopy]  # by broker, queue and offset
 
 
 class Cluster:
@@ -90,8 +96,7 @@ class Cluster:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._name_servers = [
-            f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            for host, port in name_servers(connection.namesrv)
+            join_address(host, port) for host, port in name_servers(connection.namesrv)
         ]
         self._links: dict[str, PlainConnection] = {}
         self._brokers: dict[str, dict[int, str]] = {}  # address by broker name and id
@@ -147,7 +152,7 @@ class Cluster:
 
         def read(queue: MessageQueue, answers: Answers) -> tuple[int, int]:
             # Compat: Java says -1 for a queue that never had a message.
-            least, most = (max(0, _good(queue, answer).offset) for answer in answers)
+            least, most = (max(0, _reply_or_raise(queue, answer).offset) for answer in answers)
             return min(least, most), most
 
         return self._each(queues, ask, read)
@@ -158,9 +163,9 @@ class Cluster:
 
     def at_time(self, queues: Iterable[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
         """Offsets of the first message stored at or after a time; the end when there is none."""
-        wanted = list(queues)
+        asked = list(queues)
         try:
-            bounds = self.bounds(wanted)
+            bounds = self.bounds(asked)
         except PartlyUnreachable as error:
             raise PartlyUnreachable[int](error.failures, {}) from error
 
@@ -169,16 +174,16 @@ class Cluster:
             return [SearchOffsetByTimestamp(topic=topic, queue_id=number, timestamp=time_ms)]
 
         def read(queue: MessageQueue, answers: Answers) -> int:
-            return int(_good(queue, answers[0]).offset)
+            return int(_reply_or_raise(queue, answers[0]).offset)
 
-        guesses = self._each(wanted, ask, read)
+        guesses = self._each(asked, ask, read)
         return Times(self._store_times).first(time_ms, bounds, guesses)
 
     def _store_times(
-        self, places: list[tuple[MessageQueue, int]]
+        self, positions: list[tuple[MessageQueue, int]]
     ) -> dict[tuple[MessageQueue, int], int | None]:
         by_queue: dict[MessageQueue, list[int]] = {}
-        for queue, offset in places:
+        for queue, offset in positions:
             by_queue.setdefault(queue, []).append(offset)
 
         def ask(topic: str, queue: MessageQueue) -> list[Command[Any]]:
@@ -186,7 +191,7 @@ class Cluster:
             return [pull_command(topic, number, offset, 1) for offset in by_queue[queue]]
 
         def read(queue: MessageQueue, answers: Answers) -> list[int | None]:
-            return [_store_ms(_good(queue, answer).body) for answer in answers]
+            return [_store_ms(_reply_or_raise(queue, answer).body) for answer in answers]
 
         found: dict[tuple[MessageQueue, int], int | None] = {}
         for queue, times in self._each(by_queue, ask, read).items():
@@ -200,7 +205,7 @@ class Cluster:
             return [pull_command(topic, queue.queue_id, offset, SAMPLE_MESSAGES)]
 
         def read(queue: MessageQueue, answers: Answers) -> float | None:
-            reply: PullReply = _good(queue, answers[0])
+            reply: PullReply = _reply_or_raise(queue, answers[0])
             sizes = [record.size for record in iter_records(reply.body)]
             return sum(sizes) / len(sizes) if sizes else None
 
@@ -219,7 +224,7 @@ class Cluster:
             answer = answers[0]
             if isinstance(answer, Refused) and answer.code in _NO_PROGRESS:
                 return -1
-            return int(_good(queue, answer).offset)
+            return int(_reply_or_raise(queue, answer).offset)
 
         found = self._each(queues, ask, read, masters_only=True)
         return {queue: offset for queue, offset in found.items() if offset >= 0}
@@ -245,7 +250,7 @@ class Cluster:
             answer = answers[0]
             if isinstance(answer, Refused) and answer.code == Code.SUBSCRIPTION_GROUP_NOT_EXIST:
                 return False
-            _good(queue, answer)
+            _reply_or_raise(queue, answer)
             return True
 
         known = self._each(offsets, ask, is_known, masters_only=True)
@@ -262,12 +267,10 @@ class Cluster:
 
     # --- messages --------------------------------------------------------------------------------
 
-    def find_by_unique_key(self, topic: str, key: str) -> list[Found]:
-        """Every message of a topic whose sender gave it this id."""
-        return self.find_by_unique_keys(topic, [key])[key]
+    def find_by_unique_keys(self, topic: str, keys: Sequence[str]) -> dict[str, list[StoredCopy]]:
+        """Every message of a topic whose sender gave it one of these ids, by id.
 
-    def find_by_unique_keys(self, topic: str, keys: Sequence[str]) -> dict[str, list[Found]]:
-        """The same for many. Every master of the topic must answer: a replica may lack the last.
+        Every master of the topic must answer: a replica may lack the newest messages.
 
         Compat: a broker gives the newest 32 at once; where there are as many, older ones are
         asked for. Its index counts time in seconds: of more than 32 in one second some are missed.
@@ -286,9 +289,9 @@ class Cluster:
     ) -> dict[str, int]:
         """Copies stored up to a time by key, into `found`; the keys that may have older ones."""
         left: dict[str, int] = {}
-        wanted = list(until)
-        for first in range(0, len(wanted), KEYS_AT_ONCE):
-            some = wanted[first : first + KEYS_AT_ONCE]
+        asked = list(until)
+        for first in range(0, len(asked), KEYS_AT_ONCE):
+            some = asked[first : first + KEYS_AT_ONCE]
             commands = [
                 QueryMessage(
                     topic=self._full(topic),
@@ -365,7 +368,7 @@ class Cluster:
         self, name: str, topic: str, commands: Sequence[Command[R]], *, masters_only: bool = False
     ) -> list[R | Refused]:
         asked = (name, masters_only)
-        backoff = links.Backoff(0 if asked in self._silent else self._connection.retries)
+        attempts = links.Attempts(0 if asked in self._silent else self._connection.retries)
         if name not in self._brokers:
             self._routes([topic])
         while True:
@@ -374,23 +377,25 @@ class Cluster:
                 f" {', '.join(sorted(self._brokers)) or 'none'}"
             )
             for number, address in sorted(self._brokers.get(name, {}).items()):
-                if masters_only and number != MASTER:
+                if masters_only and number != MASTER_ID:
                     continue
                 try:
-                    answers = self._call_all(self._called(address), commands)
+                    answers = self._call_all(self._dialled(address), commands)
                 except BROKEN as error:
                     failure = error
                     continue
                 self._silent.discard(asked)
-                if number == MASTER:
+                if number == MASTER_ID:
                     self._replica_answered.discard(name)
                 else:
                     self._replica_answered.add(name)
                 return answers
-            if not backoff.failed(failure):
+            if not attempts.failed(failure):
                 self._silent.add(asked)
-                raise Unreachable(f"broker {name} does not answer, {backoff.said()}") from failure
-            backoff.wait()
+                raise Unreachable(
+                    f"broker {name} does not answer, {attempts.describe()}"
+                ) from failure
+            attempts.wait()
             try:
                 self._routes([topic], retries=0)  # it may be somewhere else by now
             except CosmodromeError:
@@ -399,7 +404,7 @@ class Cluster:
     def _ask_name_server(
         self, commands: Sequence[Command[R]], retries: int | None = None
     ) -> list[R | Refused]:
-        backoff = links.Backoff(self._connection.retries if retries is None else retries)
+        attempts = links.Attempts(self._connection.retries if retries is None else retries)
         while True:
             for address in list(self._name_servers):
                 try:
@@ -408,9 +413,9 @@ class Cluster:
                     failure = error
                     # The next one is asked first from now on.
                     self._name_servers.append(self._name_servers.pop(0))
-            if not backoff.failed(failure):
-                raise Unreachable(f"no name server answers, {backoff.said()}") from failure
-            backoff.wait()
+            if not attempts.failed(failure):
+                raise Unreachable(f"no name server answers, {attempts.describe()}") from failure
+            attempts.wait()
 
     def _call_all(self, address: str, commands: Sequence[Command[R]]) -> list[R | Refused]:
         link = self._links.get(address)
@@ -434,8 +439,8 @@ class Cluster:
         missing: list[str] = []
         for topic, reply in zip(topics, self._ask_name_server(commands, retries), strict=True):
             if not isinstance(reply, Refused):
-                data = bodies.decode(TopicRouteData, reply.body)
-                found[topic] = route_from(self._full(topic), data)
+                full = self._full(topic)
+                found[topic] = route_from(full, decode_route(full, reply.body))
                 self._brokers.update(found[topic].addresses)
             elif reply.code == Code.TOPIC_NOT_EXIST:
                 missing.append(topic)
@@ -452,12 +457,11 @@ class Cluster:
         replicas = self._brokers.get(name, {})
         return tuple(replicas[number] for number in sorted(replicas))
 
-    def _called(self, advertised: str) -> str:
+    def _dialled(self, advertised: str) -> str:
         if not self._connection.vip:
             return advertised
         host, port = split_address(advertised)
-        said = f"[{host}]" if ":" in host else host
-        return f"{said}:{port + VIP_OFFSET}"
+        return join_address(host, port + VIP_OFFSET)
 
     def _full(self, name: str) -> str:
         return wrap(self._connection.namespace, name)
@@ -481,7 +485,7 @@ def pull_command(
         queue_id=queue_id,
         queue_offset=offset,
         max_msg_nums=count,
-        sys_flag=PULL_INLINE,
+        sys_flag=PULL_SUBSCRIPTION,
         commit_offset=0,
         suspend_timeout_millis=0,
         subscription=expression,
@@ -491,8 +495,8 @@ def pull_command(
     )
 
 
-def _good(queue: MessageQueue, answer: Any) -> Any:
-    """The reply, unless it is a refusal; then with the queue's name."""
+def _reply_or_raise(queue: MessageQueue, answer: Any) -> Any:
+    """The reply; a refusal is raised with the name of the queue."""
     if isinstance(answer, Refused):
         raise Refused(
             answer.code,
@@ -513,11 +517,11 @@ def _found_records(answer: Reply | Refused) -> list[Record]:
     return list(iter_records(answer.body))
 
 
-def _matches(broker: str, key: str, records: Iterable[Record]) -> list[Found]:
-    found: list[Found] = []
+def _matches(broker: str, key: str, records: Iterable[Record]) -> list[StoredCopy]:
+    found: list[StoredCopy] = []
     for record in records:
         properties = parse_properties(record.properties)
         # The index knows hashes of keys only.
         if properties.get(UNIQ_KEY) == key:
-            found.append(Found(broker, record.queue_id, record.queue_offset, properties))
+            found.append(StoredCopy(broker, record.queue_id, record.queue_offset, properties))
     return found

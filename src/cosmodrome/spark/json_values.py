@@ -4,8 +4,8 @@ Two schemas are kept. The *stored* one only ever gains fields: a field keeps the
 written with, because files of different types under one name cannot be read together; a value
 that does not fit is null there. The *whole* one says what all bodies together need: where types
 contradict each other the field is a string. As long as both agree the stored column is read;
-afterwards `cosmodrome.spark.table` parses the bodies, which are always kept, with the whole one.
-Bodies that are no JSON object have a null value.
+afterwards `lake/table.py` parses the bodies, which are always kept, with the whole one.
+Bodies that are not JSON objects have a null value.
 
 Fields are bounded, so that a map with ids as keys does not grow into millions of columns.
 """
@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 )
 
 from cosmodrome.errors import StoreCorrupt
-from cosmodrome.spark.lake import OURS, Lake
+from cosmodrome.spark.lake.layout import OURS, Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -123,7 +123,7 @@ def infer(frame: DataFrame) -> StructType:
 
 
 def parsed(schema: StructType) -> Column:
-    """The body as a struct; null where it is no JSON object."""
+    """The body as a struct; null where it is not a JSON object."""
     text = F.col("body").cast("string")
     is_object = F.get_json_object(text, "$").startswith("{")
     return F.when(is_object, F.from_json(text, schema))

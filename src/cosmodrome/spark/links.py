@@ -1,26 +1,27 @@
 """Blocking connections to name servers and brokers, kept between the tasks of one process.
 
-A Python worker of Spark runs one task after another; opening a connection (with TLS, a handshake)
-per task would cost more than a small range. Who needs a connection takes it, alone, and gives it
-back; two at once get two. Those that broke, were idle for long, or came over a fork are not given
-out again.
+A Python worker of Spark runs one task after another. Opening a connection per task, perhaps with a
+TLS handshake, would cost more than reading a small range. A user takes a connection for itself and
+gives it back; two users at once get two connections. A connection that broke, was idle for long, or
+was inherited over a fork is not given out again.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import random
 import re
 import ssl
 import time
+from random import Random
 from typing import overload
 
 from cosmodrome.client.options import Credentials, split_address
 from cosmodrome.client.signing import sign
+from cosmodrome.env.backoff import Backoff
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, ConfigError, CosmodromeError, Refused, Unreachable
-from cosmodrome.spark.options import Connection
+from cosmodrome.spark.read.options import Connection
 from cosmodrome.transport.plain import PlainConnection
 from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.session import Prepare
@@ -30,7 +31,7 @@ KEPT_MAX = 64  # connections that wait for their next use
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 3.0
 
-# Compat: 4.x and 5.x answer with codes that have other meanings too; only the words tell.
+# Compat: the codes of 4.x and 5.x have other meanings too; only the remark tells them apart.
 _DENIED_CODES = (Code.SYSTEM_ERROR, Code.NO_PERMISSION)
 _DENIED = re.compile(r"AclException|signature failed|no permission to access")
 _CLOSED = re.compile(r"closed the connection|the peer closed it")
@@ -68,7 +69,7 @@ class _Pool:
 
     def _drop_old(self) -> None:
         if self._process != os.getpid():
-            # The parent's: closing our copies leaves its connections open.
+            # These are the parent's: closing our copies leaves its connections open.
             self.close()
             self._process = os.getpid()
         oldest = time.monotonic() - IDLE_S
@@ -154,16 +155,16 @@ def explained(error: CosmodromeError, connection: Connection) -> CosmodromeError
 
 
 def explained(error: CosmodromeError, connection: Connection) -> CosmodromeError:
-    """The same error; if a peer does not let us in, with the options that this is about."""
+    """The same error; when a peer does not let us in, with the options that may change that."""
     hint = _hint(error, connection)
     if not hint:
         return error
     if isinstance(error, Refused):
-        said: CosmodromeError = Refused(error.code, f"{error.remark}; {hint}")
+        hinted: CosmodromeError = Refused(error.code, f"{error.remark}; {hint}")
     else:
-        said = Unreachable(f"{error}; {hint}")
-    said.__cause__ = error.__cause__
-    return said
+        hinted = Unreachable(f"{error}; {hint}")
+    hinted.__cause__ = error.__cause__
+    return hinted
 
 
 def _hint(error: CosmodromeError, connection: Connection) -> str:
@@ -186,7 +187,7 @@ def _hint(error: CosmodromeError, connection: Connection) -> str:
         )
     closed = isinstance(cause, ConnectionResetError) or _CLOSED.search(str(error)) is not None
     alerted = isinstance(cause, ssl.SSLError) and "ALERT" in str(cause)
-    # With TLS 1.3 a server that misses a certificate says so when we think that we are in.
+    # With TLS 1.3 a server complains of a missing certificate only after our handshake is done.
     if connection.tls and connection.tls_cert is None and (closed or alerted):
         return "if it wants to see a certificate, set the options tlsCert and tlsKey"
     if isinstance(cause, ssl.SSLError):
@@ -196,12 +197,13 @@ def _hint(error: CosmodromeError, connection: Connection) -> str:
     return ""
 
 
-class Backoff:
-    """Waits between attempts: longer each time, up to a bound, never the same for everybody."""
+class Attempts:
+    """Counts the attempts at one thing, waits between them, and remembers why they failed."""
 
-    def __init__(self, retries: int, chance: random.Random | None = None) -> None:
+    def __init__(self, retries: int, random: Random | None = None) -> None:
         self._retries = retries
-        self._random = chance
+        self._random = random
+        self._backoff: Backoff | None = None  # most attempts succeed
         self.failures: list[str] = []
 
     def failed(self, error: Exception) -> bool:
@@ -210,15 +212,17 @@ class Backoff:
         return len(self.failures) <= self._retries
 
     def wait(self) -> None:
-        longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(len(self.failures), 16) / 2)
-        if self._random is None:
-            self._random = real_env().random  # now, because forked processes must differ
-        time.sleep(longest * (0.5 + 0.5 * self._random.random()))
+        if self._backoff is None:
+            # Random numbers of this process: those of forked ones must differ.
+            random = self._random or real_env().random
+            self._backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S, random)
+        time.sleep(self._backoff.next_s())
 
     def reset(self) -> None:
         self.failures.clear()
+        self._backoff = None
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """The attempts in words; those that failed alike are named once."""
         count = len(self.failures)
         return f"{count} attempt{'s' * (count != 1)}: " + "; ".join(dict.fromkeys(self.failures))

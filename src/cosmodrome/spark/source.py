@@ -25,18 +25,18 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from cosmodrome.errors import ConfigError
-from cosmodrome.spark.memory import settle_worker
-from cosmodrome.spark.options import PERMISSIVE, ReadOptions, choose_columns
-from cosmodrome.spark.pushdown import Wanted
-from cosmodrome.spark.rows import COLUMNS, NEVER_NULL, NONE
-from cosmodrome.spark.rows import schema as rows_schema
-from cosmodrome.spark.stream import (
+from cosmodrome.spark.read.options import PERMISSIVE, ReadOptions, choose_columns
+from cosmodrome.spark.read.pushdown import PushedFilters
+from cosmodrome.spark.read.rows import COLUMNS, NEVER_NULL, NONE
+from cosmodrome.spark.read.rows import schema as rows_schema
+from cosmodrome.spark.read.stream import (
     RangePartition,
     TopicStreamReader,
     open_cluster,
     read_partition,
 )
-from cosmodrome.spark.subscription import batch_ranges
+from cosmodrome.spark.read.subscription import batch_ranges
+from cosmodrome.spark.runtime.memory import freeze_worker
 from cosmodrome.wire.names import is_system_topic
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ class RocketMQSource(DataSource):
         return "rocketmq"
 
     def schema(self) -> StructType:
-        settle_worker()
+        freeze_worker()
         options = ReadOptions.parse(self.options)
         return rows_schema(options.columns, corrupt=options.corrupt, required=options.required)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        settle_worker()
-        options = honour(schema, ReadOptions.parse(self.options))
+        freeze_worker()
+        options = fit_schema(schema, ReadOptions.parse(self.options))
         options.check_batch()
         pushing = filters_will_come()
         if options.store_path is not None:
@@ -71,18 +71,18 @@ class RocketMQSource(DataSource):
         return PushingTopicReader(options) if pushing else TopicReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        settle_worker()
-        options = honour(schema, ReadOptions.parse(self.options))
+        freeze_worker()
+        options = fit_schema(schema, ReadOptions.parse(self.options))
         options.check_stream()
         return TopicStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from cosmodrome.spark.writer import make_writer
+        from cosmodrome.spark.write.writer import make_writer
 
         return make_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from cosmodrome.spark.writer import make_stream_writer
+        from cosmodrome.spark.write.writer import make_stream_writer
 
         return make_stream_writer(self.options, schema, overwrite)
 
@@ -100,12 +100,12 @@ class TopicReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._wanted = Wanted()
+        self._filters = PushedFilters()
 
     def partitions(self) -> list[InputPartition]:
         cluster = open_cluster(self._options)
         try:
-            spans = batch_ranges(self._options, cluster, self._wanted)
+            spans = batch_ranges(self._options, cluster, self._filters)
         finally:
             cluster.close()
         return [RangePartition(span) for span in spans]
@@ -118,7 +118,7 @@ class PushingTopicReader(TopicReader):
     """The same for a planning process that has filters; see `filters_will_come`."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        return self._wanted.take(filters)
+        return self._filters.take(filters)
 
 
 class SplitPartition(InputPartition):
@@ -136,12 +136,12 @@ class StoreReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        from cosmodrome.spark.splits import plan_splits
+        from cosmodrome.spark.read.splits import plan_splits
 
         return [SplitPartition(split) for split in plan_splits(self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from cosmodrome.spark.splits import read_split
+        from cosmodrome.spark.read.splits import read_split
 
         if isinstance(partition, SplitPartition):
             yield from read_split(partition.split, self._options)
@@ -151,32 +151,32 @@ class PushingStoreReader(StoreReader):
     """Filters only narrow what is decoded; Spark applies all of them again."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        wanted = Wanted()
-        wanted.take(filters)
-        self._options = narrowed(self._options, wanted)
+        taken = PushedFilters()
+        taken.take(filters)
+        self._options = narrowed(self._options, taken)
         return filters
 
 
-def narrowed(options: ReadOptions, wanted: Wanted) -> ReadOptions:
+def narrowed(options: ReadOptions, filters: PushedFilters) -> ReadOptions:
     """Options of a store scan that skip what the filters leave out anyway."""
     # To name a system topic is to ask for it; a filter that names one is not.
     topics = [
         name
-        for name in sorted(wanted.sets.get("topic") or ())
+        for name in sorted(filters.sets.get("topic") or ())
         if options.include_system or not is_system_topic(name)
     ]
     if topics and not (options.topics or options.pattern or options.assign):
         options = dataclasses.replace(options, topics=tuple(topics))
-    if wanted.since_ms is not None:
-        since = max(wanted.since_ms, options.starting_ms or 0)
+    if filters.since_ms is not None:
+        since = max(filters.since_ms, options.starting_ms or 0)
         options = dataclasses.replace(options, starting_ms=since)
-    if wanted.until_ms is not None:
-        until = wanted.until_ms if options.ending_ms is None else options.ending_ms
-        options = dataclasses.replace(options, ending_ms=min(wanted.until_ms, until))
+    if filters.until_ms is not None:
+        until = filters.until_ms if options.ending_ms is None else options.ending_ms
+        options = dataclasses.replace(options, ending_ms=min(filters.until_ms, until))
     return options
 
 
-def honour(schema: StructType, options: ReadOptions) -> ReadOptions:
+def fit_schema(schema: StructType, options: ReadOptions) -> ReadOptions:
     """Options that read exactly the columns of a schema, which the user may have given."""
     permissive_store = options.store_path is not None and options.mode == PERMISSIVE
     columns, corrupt = choose_columns(tuple(schema.fieldNames()), permissive_store)

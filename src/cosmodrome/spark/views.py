@@ -1,7 +1,7 @@
-"""SQL whose table names are topics: what Spark does not know is looked for where messages are.
+"""SQL over topics: a table name that Spark does not know is looked up as a topic.
 
 Spark itself says which name it could not resolve, so subqueries, common table expressions and
-quoting are its business; this only answers with a view and asks again.
+quoting are its business. This module only makes a view of that name and runs the SQL again.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cosmodrome.errors import ConfigError, Refused
+from cosmodrome.errors import ConfigError
+from cosmodrome.spark.option_values import require_name
 from cosmodrome.wire.names import check_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-NAMES_MAX = 64  # of one statement; also bounds the asking
+NAMES_MAX = 64  # of one statement; also bounds the loop
 STORE_VIEW = "store"
 ARCHIVE_VIEW = "archive"
 JSON_COLUMN = "value"
@@ -25,18 +26,18 @@ _NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TableSource:
     """Where tables are found: a store directory, an archive, a cluster, or the last two as one.
 
     `cluster` has the options of the source that reach it. In a store or an archive the tables
-    `store` and `archive` are all topics at once.
+    `store` and `archive` hold all topics at once.
     """
 
     cluster: Mapping[str, str] = dataclasses.field(default_factory=dict)
     archive: str | None = None
     store: str | None = None
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)  # view → topic
-    json_bodies: bool = False  # a column `value` has the bodies parsed
+    json_bodies: bool = False  # add a column `value` with the parsed bodies
 
     def __post_init__(self) -> None:
         if self.store is not None and (self.archive is not None or self.cluster):
@@ -59,7 +60,7 @@ class Place:
         if self.store is not None and name.lower() == STORE_VIEW:
             return spark.read.format("rocketmq").option("storePath", self.store).load()
         if self.archive is not None and name.lower() == ARCHIVE_VIEW:
-            from cosmodrome.spark.lake import Lake
+            from cosmodrome.spark.lake.layout import Lake
 
             progress = Lake.open(spark, self.archive).progress()
             if progress is None:
@@ -68,10 +69,7 @@ class Place:
         return None
 
     def _topic(self, spark: SparkSession, topic: str) -> DataFrame:
-        try:
-            check_topic(topic)
-        except Refused as error:
-            raise ConfigError(f"table {topic}: no topic has such a name: {error.remark}") from None
+        require_name(check_topic, topic, f"table {topic}: no topic has such a name")
         if self.archive is not None:
             return self._archived(spark, topic)
         reader = spark.read.format("rocketmq").options(**self.cluster)
@@ -80,7 +78,7 @@ class Place:
         return reader.option("subscribe", topic).load()
 
     def _archived(self, spark: SparkSession, topics: str | Sequence[str]) -> DataFrame:
-        from cosmodrome.spark.table import table
+        from cosmodrome.spark.lake.table import table
 
         others = {name: value for name, value in self.cluster.items() if name != "namesrv"}
         return table(
@@ -102,13 +100,13 @@ def run_sql(
     """
     from pyspark.errors import AnalysisException
 
-    from cosmodrome.spark.session import quiet_spark
+    from cosmodrome.spark.runtime.session import quiet_spark
 
     made: list[str] = []
     try:
         while True:
             try:
-                with quiet_spark():  # a name that is missing is no error here
+                with quiet_spark():  # a missing name is not an error here
                     return spark.sql(sql)
             except AnalysisException as error:
                 name = missing_name(error.getCondition(), error.getMessageParameters())
@@ -125,7 +123,7 @@ def run_sql(
 
 
 def missing_name(condition: str | None, parameters: Mapping[str, str] | None) -> str | None:
-    """The name that Spark misses, when that is what it complains of and it has one part."""
+    """The table name that Spark did not find; None for other errors and names of several parts."""
     if condition is None or not condition.startswith(_NOT_FOUND):
         return None
     relation = (parameters or {}).get("relationName", "")

@@ -1,7 +1,7 @@
 """Bodies packed with zlib, lz4 or zstd, as the compression bits of a system flag say.
 
 Here and not in `wire.message`, which offers both functions, because the columns of
-`columnar` hold plain bodies.
+`arrow` hold plain bodies.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from cosmodrome.layout import (
     SYS_ZLIB,
     SYS_ZSTD,
 )
+
+
+class BodyTooBig(ProtocolError):
+    """Decompressed, a body has more bytes than it may have."""
 
 
 def compress(body: bytes, sys_flag: int) -> bytes:
@@ -60,7 +64,7 @@ def decompress(body: bytes, sys_flag: int, limit_bytes: int) -> bytes:
     except (zlib.error, RuntimeError, zstandard.ZstdError, EOFError) as error:
         raise ProtocolError(f"the compressed body is damaged: {error}") from None
     if len(plain) > limit_bytes:
-        raise ProtocolError(_too_big(limit_bytes))
+        raise BodyTooBig(_too_big(limit_bytes))
     if not ended:
         raise ProtocolError("the compressed body is cut short")
     return plain
@@ -69,7 +73,7 @@ def decompress(body: bytes, sys_flag: int, limit_bytes: int) -> bytes:
 def _decompress_zstd(body: bytes, limit_bytes: int) -> bytes:
     stated = zstandard.get_frame_parameters(body).content_size
     if stated != zstandard.CONTENTSIZE_UNKNOWN and stated > limit_bytes:
-        raise ProtocolError(_too_big(limit_bytes))
+        raise BodyTooBig(_too_big(limit_bytes))
     engine = zstandard.ZstdDecompressor()
     try:
         return engine.decompress(body, max_output_size=limit_bytes + 1)
@@ -77,7 +81,7 @@ def _decompress_zstd(body: bytes, limit_bytes: int) -> bytes:
         # Too big and damaged look the same from there; a reader tells them apart.
         with engine.stream_reader(body) as reader:
             if len(reader.read(limit_bytes + 1)) > limit_bytes:
-                raise ProtocolError(_too_big(limit_bytes)) from None
+                raise BodyTooBig(_too_big(limit_bytes)) from None
         raise
 
 

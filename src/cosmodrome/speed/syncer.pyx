@@ -114,7 +114,7 @@ cdef enum:
 
 cdef struct _Shared:
     pthread_mutex_t lock  # for `state` and `left`; the rest belongs to whose turn it is
-    pthread_cond_t given
+    pthread_cond_t work
     int state
     int left  # nobody comes back
     int* descriptors
@@ -129,7 +129,7 @@ cdef void _free(_Shared* shared) noexcept nogil:
     close_descriptor(shared.bell[0])
     if shared.bell[1] != shared.bell[0]:
         close_descriptor(shared.bell[1])
-    pthread_cond_destroy(&shared.given)
+    pthread_cond_destroy(&shared.work)
     pthread_mutex_destroy(&shared.lock)
     free(shared.descriptors)
     free(shared)
@@ -152,13 +152,13 @@ cdef int _sync(_Shared* shared) noexcept nogil:
     return 0
 
 
-cdef void* _run(void* given) noexcept nogil:
-    cdef _Shared* shared = <_Shared*>given
+cdef void* _run(void* shared_state) noexcept nogil:
+    cdef _Shared* shared = <_Shared*>shared_state
     cdef int state, left
     while True:
         pthread_mutex_lock(&shared.lock)
         while shared.state != GIVEN and not shared.left:
-            pthread_cond_wait(&shared.given, &shared.lock)
+            pthread_cond_wait(&shared.work, &shared.lock)
         state = shared.state
         pthread_mutex_unlock(&shared.lock)
         if state != GIVEN:
@@ -188,7 +188,7 @@ cdef void _leave(_Shared* shared, pthread_t thread) noexcept:
     if state == GIVEN:
         pthread_detach(thread)
         return
-    pthread_cond_signal(&shared.given)
+    pthread_cond_signal(&shared.work)
     with nogil:
         pthread_join(thread, NULL)
     Py_XDECREF(shared.failed)
@@ -212,7 +212,7 @@ cdef class SyncThread:
             free(shared)
             raise OSError(error, "no descriptor is left to hear of syncs")
         pthread_mutex_init(&shared.lock, NULL)
-        pthread_cond_init(&shared.given, NULL)
+        pthread_cond_init(&shared.work, NULL)
         error = start_thread(&self._thread, _run, shared)
         if error:
             _free(shared)
@@ -246,7 +246,7 @@ cdef class SyncThread:
         pthread_mutex_lock(&shared.lock)
         shared.state = GIVEN
         pthread_mutex_unlock(&shared.lock)
-        pthread_cond_signal(&shared.given)
+        pthread_cond_signal(&shared.work)
 
     def end(self):
         """The error number, 0 when all is synced, or None while that is not known."""

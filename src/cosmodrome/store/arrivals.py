@@ -37,7 +37,7 @@ class Arrivals(Signal[Arrival]):
         *,
         topic: str | None = None,
         queues: Container[QueueKey] | None = None,
-    ) -> None:
+    ) -> Callable[[], None]:
         """Hear of everything, of one topic, or of the queues that are in `queues` at the time.
 
         A listener also hears of what others asked for.
@@ -48,7 +48,7 @@ class Arrivals(Signal[Arrival]):
             self.queues.append(queues)
         else:
             self.topics = _Every()
-        super().subscribe(listener)
+        return super().subscribe(listener)
 
     def wanted(self, topic: str, queue_id: int) -> bool:
         """Whether anybody waits for this queue."""

@@ -2,6 +2,9 @@
 
 The cursor only moves over whole records, and all of it happens in one turn of the loop, so
 readers see either nothing or everything of a record. The queues' ends are the visible bound.
+
+What was just written comes as spans, which the log has ready (`Log.spans`). Recovery walks through
+the records themselves (`take_many`).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import overload
 
 from cosmodrome import speed
-from cosmodrome.errors import StoreCorrupt, StoreError
+from cosmodrome.errors import StoreError
 from cosmodrome.layout import (
     QUEUE_ENTRY,
     QUEUE_ENTRY_BYTES,
@@ -20,15 +23,14 @@ from cosmodrome.layout import (
     SYS_TRANSACTION_MASK,
 )
 from cosmodrome.store.arrivals import Arrivals
+from cosmodrome.store.commit_log.log import Log
 from cosmodrome.store.index import Index
-from cosmodrome.store.log import Log
 from cosmodrome.store.queue import Queue, Queues
 from cosmodrome.store.removed import Removed
 from cosmodrome.store.values import Arrival
 
 SCHEDULE_TOPIC = speed.SCHEDULE_TOPIC
 DELAY_UNKNOWN_MS = 1000  # Compat: what upstream adds for a level it does not know
-RECORDS_PER_STEP = 1024
 
 _log = logging.getLogger(__name__)
 
@@ -85,39 +87,24 @@ class Dispatch:
         self._removed = removed
 
     def advance(self, end: int) -> None:
-        """Dispatch [cursor, end), which holds whole, good records only."""
+        """Dispatch what was written up to `end`."""
         arrived: Arrived = {}
+        spans = self._log.spans
         try:
-            while self.cursor < end:
-                if not (self._log.told and self._take_told(end, arrived)):
-                    self._step(end, arrived)
+            while spans and spans[0].end <= end:
+                span = spans[0]
+                assert span.runs is not None
+                self._put(span.runs, span.keys, span.delayed, span.start, arrived)
+                # Only now: what failed half-way is tried again, and what is there is left out.
+                spans.popleft()
+                self.cursor = span.end
+                if span.count:
+                    self.last_ms = span.last_ms
         finally:
-            if self._log.recent.size_bytes:
-                self._log.recent.let_go(self.cursor)
             # What was dispatched before a failure is readable, so it is announced.
             for queue, packed in arrived.items():
                 codes = TagsCodes(packed)
                 self._announce(Arrival(queue.topic, queue.queue_id, queue.max_offset, codes))
-
-    def take(self, entry: speed.Entry, *, with_keys: bool = True) -> tuple[Queue | None, int]:
-        """Put one record into queue and index; its queue (None without one) and tags code."""
-        log_offset, size, topic, queue_id, queue_offset = entry[:5]
-        sys_flag, store_ms, tags_code, delay_level, keys = entry[5:]
-        kind = sys_flag & SYS_TRANSACTION_MASK
-        queue: Queue | None = None
-        gone = log_offset < self._removed.before.get(topic, 0)
-        if kind not in (SYS_PREPARED, SYS_ROLLBACK) and not gone:
-            if delay_level > 0 and topic == SCHEDULE_TOPIC:
-                tags_code = store_ms + self._delay_of(delay_level)
-            try:
-                queue = self._queues.put(topic, queue_id, queue_offset, log_offset, size, tags_code)
-            except StoreError as error:  # appends refuse such names; someone else's log may not
-                _log.error("record_without_queue log_offset=%d error=%s", log_offset, error)
-        if with_keys and keys and self._index is not None and kind != SYS_ROLLBACK:
-            self._index.put(topic, keys, log_offset, store_ms)
-        self.last_ms = store_ms
-        self.cursor = log_offset + size
-        return queue, tags_code
 
     def take_many(
         self,
@@ -129,7 +116,6 @@ class Dispatch:
         *,
         check_crc: bool,
         whole_ms: int = 0,
-        arrived: Arrived | None = None,
     ) -> tuple[int, int]:
         """Put the records of [start, stop) into queues and index, at most `limit` of them.
 
@@ -138,32 +124,45 @@ class Dispatch:
         runs, keys, delayed, count, last_ms, position, why = speed.gather(
             view, base, start, stop, check_crc, limit, whole_ms
         )
-        self._put_runs(runs, base + start, arrived)
-        for entry in delayed:
-            taken, tags_code = self.take(entry, with_keys=False)
-            if taken is not None and arrived is not None:
-                packed = QUEUE_ENTRY.pack(entry[0], entry[1], tags_code)
-                arrived.setdefault(taken, []).append(packed)
-        if self._index is not None:
-            self._index.put_many(keys)
+        self._put(runs, keys, delayed, base + start, None)
         if count:
             self.last_ms = last_ms
             self.cursor = base + position
         return position, why
 
     # --- inside ------------------------------------------------------------------------------
-    def _take_told(self, end: int, arrived: Arrived) -> bool:
-        """Put what the log was told about the records at the cursor, if it was."""
-        told = self._log.told
-        while told and told[0].start < self.cursor:
-            told.popleft()
-        if not told or told[0].start != self.cursor or told[0].end > end:
-            return False
-        start, self.cursor, self.last_ms, runs, keys = told.popleft()
+    def _put(
+        self,
+        runs: Collection[speed.Run],
+        keys: bytes,
+        delayed: Sequence[speed.Entry],
+        start: int,
+        arrived: Arrived | None,
+    ) -> None:
+        """Put records from the log offset `start` on into queues and index."""
         self._put_runs(runs, start, arrived)
+        for entry in delayed:
+            self._put_delayed(entry, arrived)
         if self._index is not None:
             self._index.put_many(keys)
-        return True
+
+    def _put_delayed(self, entry: speed.Entry, arrived: Arrived | None) -> None:
+        """Put a message of the schedule topic: the tags code of its entry is when it is due."""
+        log_offset, size, topic, queue_id, queue_offset = entry[:5]
+        sys_flag, store_ms, tags_code, delay_level, _ = entry[5:]
+        kind = sys_flag & SYS_TRANSACTION_MASK
+        if kind in (SYS_PREPARED, SYS_ROLLBACK) or log_offset < self._removed.before.get(topic, 0):
+            return
+        if delay_level > 0:
+            tags_code = store_ms + self._delay_of(delay_level)
+        try:
+            queue = self._queues.put(topic, queue_id, queue_offset, log_offset, size, tags_code)
+        except StoreError as error:  # staging refuses such names; someone else's log may not
+            _log.error("record_without_queue log_offset=%d error=%s", log_offset, error)
+            return
+        if arrived is not None:
+            packed = QUEUE_ENTRY.pack(log_offset, size, tags_code)
+            arrived.setdefault(queue, []).append(packed)
 
     def _put_runs(self, runs: Collection[speed.Run], start: int, arrived: Arrived | None) -> None:
         """Put the runs of records from the log offset `start` on."""
@@ -188,31 +187,6 @@ class Dispatch:
             except StoreError as error:
                 log_offset = QUEUE_ENTRY.unpack_from(entries)[0]
                 _log.error("records_without_queue log_offset=%d error=%s", log_offset, error)
-
-    def _step(self, end: int, arrived: Arrived) -> None:
-        cursor = self.cursor
-        told = self._log.told
-        stop = min(end, told[0].start) if told and told[0].start > cursor else end
-        recent = self._log.recent.find(cursor)
-        if recent is None:
-            base = self._log.base_of(cursor)
-            data = self._log.view(base)
-        else:
-            data, base = recent
-        start = cursor - base
-        position, why = self.take_many(
-            *(data, base, start, min(stop - base, len(data)), RECORDS_PER_STEP),
-            check_crc=False,
-            arrived=arrived,
-        )
-        if why == speed.WALK_BLANK:
-            self.cursor = self._log.base_of(cursor) + self._log.segment_bytes
-        elif why != speed.WALK_MORE or position == start:
-            raise StoreCorrupt(
-                f"no record at offset {self.cursor} of the commit log (file"
-                f" {self._log.path_of(self._log.base_of(cursor))}) although it was written; the"
-                " disk or its memory is damaged: check it, then restart to recover"
-            )
 
     def _gone_bytes(self, topic: str, entries: bytes) -> int:
         """How much of these entries belongs to a former life of the topic."""

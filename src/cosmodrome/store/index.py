@@ -1,4 +1,4 @@
-"""The key index: from a hash of topic and key to places in the log.
+"""The key index: from a hash of topic and key to offsets in the log.
 
 A file is a header, hash slots and entries; a slot names the newest entry of its chain, each
 entry the one before it. Entry 0 is never used, so the count starts at 1. Like queues, the
@@ -24,7 +24,13 @@ from collections.abc import Iterator, Sequence
 from cosmodrome import speed
 from cosmodrome.env.base import Clock, Disk
 from cosmodrome.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_KEY, INDEX_SLOT
-from cosmodrome.store.segment import FileWrite, OpenFiles, holds_nothing, write_files, zero_from
+from cosmodrome.store.commit_log.segment import (
+    FileWrite,
+    OpenFiles,
+    holds_nothing,
+    write_files,
+    zero_from,
+)
 
 NAME_DIGITS = 17  # yyyyMMddHHmmssSSS
 SALVAGE_MARGIN_MS = 999  # entries know their second, not their millisecond
@@ -63,6 +69,7 @@ class IndexFile:
         self._block_ended = True
         self._slots: dict[int, int] = {}
         self._table: bytearray | None = None
+        self._table_copy = bytearray()  # its pages as a batch writes them
         self._table_ends = False
         self._pages = (
             bytearray()
@@ -118,7 +125,7 @@ class IndexFile:
             number, end_offset, end_ms = number + 1, log_offset, entry_ms
         if number == 1:
             return False
-        if number != self.count:  # else the header says the time of its end exactly
+        if (number, end_offset) != (self.count, self.end_offset):  # else it is known exactly
             self.end_offset, self.end_ms = end_offset, end_ms
         self.count = self._tail_at = number
         self.used_slots = self.slots - slots.count(0)
@@ -162,8 +169,13 @@ class IndexFile:
         block = self._block()
         room = (BLOCK_BYTES - len(block)) // _ENTRY_BYTES
         taken, fresh = speed.chain(
-            *(table, keys, self.count, self.begin_ms, min(self.entries_max, self.count + room)),
-            *(block, self._pages),
+            table,
+            keys,
+            self.count,
+            self.begin_ms,
+            min(self.entries_max, self.count + room),
+            block,
+            self._pages,
         )
         self.count += taken
         self.used_slots += fresh
@@ -175,7 +187,7 @@ class IndexFile:
         """No more keys come in bulk: give the table's memory back once it is written."""
         self._table_ends = True
         if not self.dirty:
-            self._table = None
+            self._drop_table()
 
     @property
     def has_table(self) -> bool:
@@ -206,6 +218,10 @@ class IndexFile:
             for start, block in zip(self._block_starts, self._blocks, strict=True)
         ]
         self._block_ended = True
+        if self._made:
+            # A slot that names an entry beyond the count ends its chain for upstream's broker, so
+            # the count goes first. Which records they are of is said by the header, at the end.
+            pieces.append((_HEADER_BYTES - 4, self._header()[-4:]))
         slots = dict(self._slots)
         if self._table is not None:
             pieces += self._changed_pages(self._table)
@@ -227,7 +243,7 @@ class IndexFile:
                 del self._slots[slot]
         self._pages_under_way = bytearray(len(self._pages_under_way))
         if self._table_ends and not self.dirty:
-            self._table = None
+            self._drop_table()
 
     def _block(self) -> bytearray:
         """The block for the next entry, with room for it."""
@@ -240,20 +256,20 @@ class IndexFile:
     def _changed_pages(self, table: bytearray) -> Iterator[tuple[int, memoryview]]:
         """What the batch that begins has to write of the table; what failed last is in it.
 
-        Not copies: a page that changes while it is written is marked for the next batch too, and
-        after a crash only files that were whole and synced long before are taken as they are.
+        Copies, because keys that come while they are written have no entries in this batch.
         """
         changed, under_way = int.from_bytes(self._pages), int.from_bytes(self._pages_under_way)
         pages = (changed | under_way).to_bytes(len(self._pages))
         self._pages_under_way = bytearray(pages)
         self._pages = bytearray(len(pages))
-        view = memoryview(table)
+        source, copy = memoryview(table), memoryview(self._table_copy)
         first = pages.find(1)
         while first >= 0:
             end = pages.find(0, first)
             end = len(pages) if end < 0 else end
-            start = first * _PAGE_BYTES
-            yield _HEADER_BYTES + start, view[start : end * _PAGE_BYTES]
+            run = slice(first * _PAGE_BYTES, end * _PAGE_BYTES)
+            copy[run] = source[run]
+            yield _HEADER_BYTES + run.start, copy[run]
             first = pages.find(1, end)
 
     def _load_table(self) -> bytearray:
@@ -264,6 +280,7 @@ class IndexFile:
             table = bytearray(self.slots * _SLOT_BYTES)
         for slot, number in self._slots.items():
             INDEX_SLOT.pack_into(table, slot * _SLOT_BYTES, number)
+        self._table_copy = bytearray(len(table))
         self._pages = bytearray(-(-len(table) // _PAGE_BYTES))
         self._pages_under_way = bytearray(len(self._pages))
         for slot in self._slots:
@@ -271,10 +288,17 @@ class IndexFile:
         self._slots.clear()
         return table
 
+    def _drop_table(self) -> None:
+        self._table, self._table_copy = None, bytearray()
+
     def _header(self) -> bytes:
         return INDEX_HEADER.pack(
-            *(self.begin_ms, self.end_ms, self.begin_offset, self.end_offset),
-            *(self.used_slots, self.count),
+            self.begin_ms,
+            self.end_ms,
+            self.begin_offset,
+            self.end_offset,
+            self.used_slots,
+            self.count,
         )
 
     def _slot(self, slot: int) -> int:
@@ -450,7 +474,9 @@ class Index:
             else:
                 _log.warning(
                     "index_file_ignored path=%s size=%d next=%s",
-                    *(path, self._disk.size(path), "check maxHashSlotNum and maxIndexNum"),
+                    path,
+                    self._disk.size(path),
+                    "check maxHashSlotNum and maxIndexNum",
                 )
         self._resume_at = self.last_offset + 1
 

@@ -1,4 +1,4 @@
-"""Consume queues: per topic and queue id, the place of every message in the log.
+"""Consume queues: per topic and queue id, where every message stands in the log.
 
 Entry number = queue offset, always: holes are filled with filler entries that readers skip.
 New entries live in a tail in memory, are read from there, and reach their files in batches
@@ -20,10 +20,11 @@ from cosmodrome.layout import (
     QUEUE_ENTRY,
     QUEUE_ENTRY_BYTES,
     QUEUE_FILLER_SIZE,
+    QUEUE_OFFSET_LIMIT,
     TOPIC_BYTES_MAX,
 )
 from cosmodrome.store.arrivals import Arrivals
-from cosmodrome.store.segment import (
+from cosmodrome.store.commit_log.segment import (
     FileWrite,
     OpenFiles,
     data_end,
@@ -392,6 +393,8 @@ class Queues:
 
     def _meet(self, queue: Queue, queue_offset: int, end: int) -> Queue:
         """Bring the queue's end to `queue_offset`, or leave it when that makes no sense."""
+        if not 0 <= queue_offset <= QUEUE_OFFSET_LIMIT:
+            raise StoreError(f"no queue reaches to the offset {queue_offset}")
         if queue.log_end == 0 and end == 0:
             queue.begin_at(queue_offset)
             self.tail_bytes += len(queue.tail)
@@ -401,7 +404,10 @@ class Queues:
             # created again. The entries so far belong to the deleted one.
             _log.warning(
                 "queue_restarted topic=%s queue=%d end=%d offset=%d",
-                *(queue.topic, queue.queue_id, end, queue_offset),
+                queue.topic,
+                queue.queue_id,
+                end,
+                queue_offset,
             )
             self.drop(queue)
             queue = self._make(queue.topic, queue.queue_id)
@@ -410,7 +416,10 @@ class Queues:
             return queue
         _log.error(
             "queue_gap topic=%s queue=%d end=%d offset=%d",
-            *(queue.topic, queue.queue_id, end, queue_offset),
+            queue.topic,
+            queue.queue_id,
+            end,
+            queue_offset,
         )
         if queue_offset - end <= GAP_ENTRIES_MAX:
             self._grow(queue, FILLER * (queue_offset - end))
@@ -453,7 +462,9 @@ class Queues:
         if size != self._file_bytes:
             _log.warning(
                 "queue_file_size directory=%s configured=%d used=%d",
-                *(queue.directory, self._file_bytes, size),
+                queue.directory,
+                self._file_bytes,
+                size,
             )
         good = 0
         while (

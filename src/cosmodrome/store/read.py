@@ -1,4 +1,4 @@
-"""Reading messages: by queue and offset, by time, by key, by place in the log.
+"""Reading messages: by queue and offset, by time, by key, by log offset.
 
 Everything here looks only below the durable end and never changes anything.
 """
@@ -26,11 +26,9 @@ from cosmodrome.layout import (
     RECORD_SYS_FLAG_AT,
     SYS_BORN_V6,
 )
-from cosmodrome.speed.deferrals import Deferred
-from cosmodrome.store.flush import Flush
-from cosmodrome.store.index import Index
-from cosmodrome.store.log import Log
-from cosmodrome.store.queue import Queue, Queues
+from cosmodrome.speed.due import DueMessages
+from cosmodrome.store.parts import StoreParts
+from cosmodrome.store.queue import Queue
 from cosmodrome.store.values import Batch, Found, ReadStatus
 
 SCAN_BYTES_MIN = 16_000  # of queue entries, however few messages are wanted
@@ -47,25 +45,25 @@ _STORE_TIME_END = RECORD_BORN_HOST_AT + HOST_V6_BYTES + _LONG.size
 
 
 class Reader:
-    def __init__(
-        self,
-        options: StoreOptions,
-        memory_bytes: int,
-        log: Log,
-        flush: Flush,
-        queues: Queues,
-        index: Index | None,
-    ) -> None:
+    def __init__(self, options: StoreOptions, memory_bytes: int, parts: StoreParts) -> None:
         self.options = options
-        self.warm_bytes = memory_bytes * options.access_message_in_memory_max_ratio // 100
-        self.log = log
-        self.flush = flush
-        self._queues = queues
-        self._index = index
-        self.segment_bytes = log.segment_bytes
+        self._memory_bytes = memory_bytes
+        self.warm_bytes = 0  # how far from the log's end messages count as being in memory
+        self.log = parts.log
+        self.flush = parts.flush
+        self._queues = parts.queues
+        self._index = parts.index
+        self.segment_bytes = parts.log.segment_bytes
         self.scan_count_min = SCAN_COUNT_MIN
+        self.follow_settings()
 
-    # --- for the fast lane, which reads by itself what `_read_plainly` and `_scan` would ------
+    def follow_settings(self) -> None:
+        """Settings that are too costly to read with every pull have changed."""
+        self.warm_bytes = (
+            self._memory_bytes * self.options.access_message_in_memory_max_ratio // 100
+        )
+
+    # --- for compiled code, which reads by itself what `_read_plainly` and `_scan` would ------
 
     @property
     def queues(self) -> Mapping[tuple[str, int], Queue]:
@@ -81,6 +79,7 @@ class Reader:
         max_count: int,
         matches: Callable[[int], bool] | None,
         matches_record: Callable[[memoryview], bool] | None,
+        records_max: int | None = None,
     ) -> Batch:
         queue = self._queues.get(topic, queue_id)
         if queue is None or queue.max_offset == 0:
@@ -97,7 +96,7 @@ class Reader:
             batch = self._read_plainly(queue, offset, max_count, matches)
             if batch is not None:
                 return batch
-        return self._scan(queue, offset, max_count, matches, matches_record)
+        return self._scan(queue, offset, max_count, matches, matches_record, records_max)
 
     def entries(
         self, topic: str, queue_id: int, offset: int, max_count: int
@@ -122,12 +121,12 @@ class Reader:
         data = self.log.slice(log_offset, fields[0], end)
         return None if data is None else bytes(data)
 
-    def deferred(
+    def due_messages(
         self, topic: str, queue_id: int, offset: int, count: int, bytes_max: int
-    ) -> Deferred:
+    ) -> DueMessages:
         records = self._in_one_piece(topic, queue_id, offset, count, bytes_max)
         largest = self.segment_bytes - BLANK_BYTES
-        return Deferred(records, largest, self.options.max_message_size)
+        return DueMessages(records, largest, self.options.max_message_size)
 
     def find(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> Found:
         if self._index is None:
@@ -200,7 +199,7 @@ class Reader:
     def _record_of(
         self, queue: Queue, queue_offset: int, log_offset: int, size: int, end: int
     ) -> memoryview | None:
-        """The record an entry names, None unless it is the message of this place.
+        """The record an entry names, None unless it is the message of this queue and offset.
 
         A damaged queue file must not hand out somebody else's message, or half of one.
         """
@@ -215,7 +214,10 @@ class Reader:
         if not 0 <= log_offset < self.log.min_offset:  # else it has expired
             _log.error(
                 "queue_entry_wrong topic=%s queue=%d offset=%d log_offset=%d next=%s",
-                *(queue.topic, queue.queue_id, queue_offset, log_offset),
+                queue.topic,
+                queue.queue_id,
+                queue_offset,
+                log_offset,
                 "the message is skipped; stop the broker and run `cosmo store check`",
             )
         return None
@@ -264,14 +266,29 @@ class Reader:
         except OSError:
             return None
         index, data, count, _, last, full = speed.select(
-            *(entries, 0, view, base, base, end, queue.queue_id, offset),
-            *(codes, 0, 0, limits),
+            entries,
+            0,
+            view,
+            base,
+            base,
+            end,
+            queue.queue_id,
+            offset,
+            codes,
+            0,
+            0,
+            limits,
         )
         if not count or not (full or offset + index == queue.max_offset):
             return None
         return Batch(
-            *(ReadStatus.FOUND, offset + index, queue.min_offset, queue.max_offset),
-            *(data, count, last < limits[4]),
+            status=ReadStatus.FOUND,
+            next_offset=offset + index,
+            min_offset=queue.min_offset,
+            max_offset=queue.max_offset,
+            data=data,
+            count=count,
+            behind=last < limits[4],
         )
 
     def _limits(self, max_count: int, end: int) -> speed.Limits:
@@ -291,11 +308,15 @@ class Reader:
         max_count: int,
         matches: Callable[[int], bool] | None,
         matches_record: Callable[[memoryview], bool] | None,
+        records_max: int | None,
     ) -> Batch:
         least, most = queue.min_offset, queue.max_offset
         taking = _Taking(self._limits(max_count, self.flush.durable_end), matches, matches_record)
         status = ReadStatus.NO_MATCHED_MESSAGE
-        at, stop = offset, min(most, offset + _scan_count(max_count))
+        scanned_max = _scan_count(max_count)
+        if records_max is not None:
+            scanned_max = min(scanned_max, records_max)
+        at, stop = offset, min(most, offset + scanned_max)
         step = max_count + 1  # where all are wanted, the entry behind the last one ends it
         while at < stop and not taking.full:
             entries = queue.entries(at, min(stop - at, step))
@@ -329,7 +350,7 @@ class Reader:
                 try:
                     view = self.log.view(base)
                 except OSError:
-                    pass  # said below, for the entry that needs it
+                    pass  # logged below, for the entry that needs it
                 else:
                     index = taking.select(entries, index, view, base, low, end, queue_id, offset)
             if index < count and not taking.full:
@@ -407,8 +428,18 @@ class _Taking:
         queue_offset: int,
     ) -> int:
         index, data, self.count, self.size, last, self.full = speed.select(
-            *(entries, index, view, base, low, high, queue_id, queue_offset),
-            *(self._codes, self.count, self.size, self.limits),
+            entries,
+            index,
+            view,
+            base,
+            low,
+            high,
+            queue_id,
+            queue_offset,
+            self._codes,
+            self.count,
+            self.size,
+            self.limits,
         )
         if data:
             self._parts.append(data)

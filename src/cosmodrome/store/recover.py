@@ -3,8 +3,8 @@
 Clean start (no abort file): queues and index are complete up to some record; the log is
 walked from there. Abnormal start: the walk begins at the newest file whose first record is
 old enough to be covered by the checkpoint; queue entries from there on and index files that
-may be damaged are dropped and built again. Either way the log ends at the first place where
-no good record begins, and nothing behind that place is left to look like one later.
+may be damaged are dropped and built again. Either way the log ends at the first offset where
+no good record begins, and nothing behind it is left to look like one later.
 
 The log is cut only where a crash can have torn it. A bad record in front of files that the
 checkpoint says were synced is damage; then nothing is touched and a person has to decide.
@@ -23,18 +23,16 @@ from cosmodrome.env.base import Env
 from cosmodrome.errors import StoreCorrupt
 from cosmodrome.layout import MAGIC_RECORD, MAGIC_RECORD_V2, RECORD_HEAD
 from cosmodrome.store.checkpoint import Checkpoint
-from cosmodrome.store.dispatch import Dispatch
-from cosmodrome.store.index import Index
-from cosmodrome.store.inventory import Inventory
-from cosmodrome.store.log import Log
-from cosmodrome.store.queue import Queue, Queues
-from cosmodrome.store.segment import (
+from cosmodrome.store.commit_log.segment import (
     holds_nothing,
     rewrite_files,
     segment_offsets,
     sync_files,
     zero_from,
 )
+from cosmodrome.store.inventory import Inventory
+from cosmodrome.store.parts import StoreParts
+from cosmodrome.store.queue import Queue
 
 CLEAN_FILES = 3  # log files that a clean start without inventory walks again
 RECORDS_PER_STEP = 8192
@@ -52,10 +50,7 @@ class Recovered:
 class Recovery:
     def __init__(
         self,
-        log: Log,
-        queues: Queues,
-        index: Index | None,
-        dispatch: Dispatch,
+        parts: StoreParts,
         env: Env,
         checkpoint: Checkpoint,
         relieve: Callable[[], Awaitable[None]],
@@ -67,10 +62,10 @@ class Recovery:
         inventory: Inventory | None = None,
         doubtful: bool = False,
     ) -> None:
-        self._log = log
-        self._queues = queues
-        self._index = index
-        self._dispatch = dispatch
+        self._log = parts.log
+        self._queues = parts.queues
+        self._index = parts.index
+        self._dispatch = parts.dispatch
         self._env = env
         self._checkpoint = checkpoint
         self._relieve = relieve  # lets derived data in memory reach the disk
@@ -198,20 +193,28 @@ class Recovery:
     def _say_odd(self, queue: Queue) -> None:
         _log.warning(
             "queue_disagrees_with_log topic=%s queue=%d end=%d next=%s",
-            *(queue.topic, queue.queue_id, queue.max_offset, "recovering as after a crash"),
+            queue.topic,
+            queue.queue_id,
+            queue.max_offset,
+            "recovering as after a crash",
         )
 
     def _matches(self, queue: Queue, last: tuple[int, int, int]) -> speed.Entry | None:
         """The record of a queue's last entry, None when the log has another one there."""
         record = self._record_at(last[0])
-        place = (last[1], queue.topic, queue.queue_id, queue.max_offset - 1)
-        return record if record is not None and record[1:5] == place else None
+        expected = (last[1], queue.topic, queue.queue_id, queue.max_offset - 1)
+        return record if record is not None and record[1:5] == expected else None
 
     def _record_at(self, log_offset: int) -> speed.Entry | None:
         base = self._log.base_of(log_offset)
         view = self._log.view(base)
         entries, _, _ = speed.walk(
-            *(view, base, log_offset - base, len(view), self._check_crc, 1),
+            view,
+            base,
+            log_offset - base,
+            len(view),
+            self._check_crc,
+            1,
             self._checkpoint.log_ms,
         )
         return entries[0] if entries else None
@@ -255,7 +258,11 @@ class Recovery:
             view = self._log.view(base)
             # What was synced is whole, so that odd properties of old records do no harm.
             position, why = self._dispatch.take_many(
-                *(view, base, at - base, len(view), RECORDS_PER_STEP),
+                view,
+                base,
+                at - base,
+                len(view),
+                RECORDS_PER_STEP,
                 check_crc=self._check_crc,
                 whole_ms=self._checkpoint.log_ms,
             )

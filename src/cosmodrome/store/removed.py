@@ -9,10 +9,12 @@ file and ignores it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import msgspec
 
 from cosmodrome.env.base import Disk
+from cosmodrome.env.signal import Signal
 
 TOPICS_MAX = 10_000  # the oldest deletions are forgotten first
 
@@ -24,12 +26,15 @@ class _File(msgspec.Struct):
 
 
 class Removed:
+    """`changes` fires with the name of a topic that was deleted just now."""
+
     def __init__(self, disk: Disk, path: str, *, read_only: bool) -> None:
         self._disk = disk
         self._path = path
         self._read_only = read_only
         self.before: dict[str, int] = {}  # topic -> its records before this offset are gone
         self.end = 0  # nothing from here on is gone
+        self.changes: Signal[str] = Signal()
 
     def load(self) -> None:
         if not self._disk.exists(self._path):
@@ -40,17 +45,26 @@ class Removed:
         except (OSError, msgspec.DecodeError) as error:
             _log.error(
                 "deleted_topics_unreadable path=%s error=%s next=%s",
-                *(self._path, error, "messages of deleted topics may come back"),
+                self._path,
+                error,
+                "messages of deleted topics may come back",
             )
 
     def note(self, topic: str, log_end: int, log_min: int) -> None:
         """A topic is deleted now. Blocking; on disk when this returns."""
-        self.before.pop(topic, None)  # to the end: the order is that of deletion
-        self.before[topic] = log_end
+        self.note_all({topic: log_end}, log_min)
+
+    def note_all(self, ends: Mapping[str, int], log_min: int) -> None:
+        """Like `note`, for several topics at once."""
+        for topic, log_end in ends.items():
+            self.before.pop(topic, None)  # to the end: the order is that of deletion
+            self.before[topic] = log_end
         kept = [(name, before) for name, before in self.before.items() if before > log_min]
         self._save(dict(kept[-TOPICS_MAX:]))
+        for topic in ends:
+            self.changes.fire(topic)
 
-    def settle(self, log_min: int, log_end: int) -> None:
+    def clip(self, log_min: int, log_end: int) -> None:
         """The log was recovered: offsets behind its end will be given to new records."""
         ends = {topic: min(before, log_end) for topic, before in self.before.items()}
         fresh = {topic: before for topic, before in ends.items() if before > log_min}
@@ -67,5 +81,7 @@ class Removed:
         except OSError as error:
             _log.error(
                 "deleted_topics_not_saved path=%s error=%s next=%s",
-                *(self._path, error, "a crash before the next deletion brings topics back"),
+                self._path,
+                error,
+                "a crash before the next deletion brings topics back",
             )

@@ -4,7 +4,8 @@ Every `cleanResourceInterval` the oldest log files go when they have expired by 
 last write and it is the hour for it (`deleteWhen`), or the disk is fuller than
 `diskMaxUsedSpaceRatio`, or somebody asked (`request`, good for twenty looks). Above
 `diskSpaceCleanForciblyRatio` the oldest go even if they have not expired, until the disk is
-below it again. Never the last file, never one that is not synced and dispatched, at most
+below it again, and only then those that a linked slave still needs (`hold_back`).
+Never the last file, never one that is not synced and dispatched, at most
 `deleteFileBatchMax` per look, always the oldest first, so the log never has a hole.
 
 The log's first offset moves before a file is removed, and a slice of a removed file stays
@@ -23,12 +24,8 @@ from collections.abc import Awaitable, Callable
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import StoreOptions
 from cosmodrome.errors import ConfigError
-from cosmodrome.store.dispatch import Dispatch
-from cosmodrome.store.flush import Flush
-from cosmodrome.store.index import Index
-from cosmodrome.store.log import Log
-from cosmodrome.store.queue import Queues
-from cosmodrome.store.segment import segment_path
+from cosmodrome.store.commit_log.segment import segment_path
+from cosmodrome.store.parts import StoreParts
 from cosmodrome.store.upkeep import Upkeep
 
 FIRST_LOOK_SECONDS = 60.0
@@ -60,23 +57,22 @@ class Retention:
         options: StoreOptions,
         env: Env,
         root: str,
-        log: Log,
-        flush: Flush,
-        dispatch: Dispatch,
-        queues: Queues,
-        index: Index | None,
+        parts: StoreParts,
         upkeep: Upkeep,
+        hold_back: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._options = options
         self._env = env
         hours_of(options.delete_when)  # refused at once rather than at the first look
         self._root = root
-        self._log = log
-        self._flush = flush
-        self._dispatch = dispatch
-        self._queues = queues
-        self._index = index
+        self._log = parts.log
+        self._flush = parts.flush
+        self._dispatch = parts.dispatch
+        self._queues = parts.queues
+        self._index = parts.index
         self._upkeep = upkeep
+        self._hold_back = hold_back  # what is needed elsewhere begins there
+        self._kept = -1  # the last file that was kept for that
         self._requested = 0
         self._stuck: int | None = None  # a log file that could not be removed, and when to retry
         self._retry_at = 0.0
@@ -129,7 +125,9 @@ class Retention:
         removed = 0
         while due and removed < self._options.delete_file_batch_max and not self._stopping:
             base = self._log.min_offset
-            if not self._removable(base) or not (at_once or await self._expired(base)):
+            if not self._removable(base):
+                break
+            if not at_once and (not await self._expired(base) or self._is_needed(base)):
                 break
             if not await self._remove(base):
                 break
@@ -198,6 +196,16 @@ class Retention:
         end = base + self._log.segment_bytes
         last = self._log.base_of(self._log.written_end)
         return end <= min(last, self._flush.synced_end, self._dispatch.cursor)
+
+    def _is_needed(self, base: int) -> bool:
+        needed_from = self._hold_back()
+        if needed_from is None or base + self._log.segment_bytes <= needed_from:
+            return False
+        if base != self._kept:
+            self._kept = base
+            path = self._log.path_of(base)
+            _log.warning("log_file_kept_for_slave path=%s slave_at=%d", path, needed_from)
+        return True
 
     async def _expired(self, base: int) -> bool:
         path = self._log.path_of(base)

@@ -17,12 +17,10 @@ from collections.abc import Sequence
 
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import StoreOptions
+from cosmodrome.errors import reason_of
 from cosmodrome.store.checkpoint import Checkpoint, save_checkpoint
-from cosmodrome.store.dispatch import Dispatch
-from cosmodrome.store.flush import Flush
-from cosmodrome.store.index import Index
-from cosmodrome.store.queue import Queues
-from cosmodrome.store.segment import sync_files, write_files
+from cosmodrome.store.commit_log.segment import sync_files, write_files
+from cosmodrome.store.parts import StoreParts
 
 BATCH_BYTES = 1024 * 1024  # this much in memory starts a batch early
 RECOVERY_BATCH_BYTES = 16 * 1024 * 1024  # larger: each batch may carry a whole slot table
@@ -46,10 +44,7 @@ class Upkeep:
         env: Env,
         directories: Sequence[str],
         checkpoint_path: str,
-        flush: Flush,
-        dispatch: Dispatch,
-        queues: Queues,
-        index: Index | None,
+        parts: StoreParts,
     ) -> None:
         self.disk_ratio = 0.0
         self.lock = asyncio.Lock()  # held while derived files are written; hold it to remove one
@@ -57,16 +52,16 @@ class Upkeep:
         self._env = env
         self._directories = directories
         self._checkpoint_path = checkpoint_path
-        self._flush = flush
-        self._dispatch = dispatch
-        self._queues = queues
-        self._index = index
+        self._flush = parts.flush
+        self._dispatch = parts.dispatch
+        self._queues = parts.queues
+        self._index = parts.index
         self._wake = asyncio.Event()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
         self._sync_failed = False
         self._disk_full = False
-        self._backlog: str | None = None
+        self.backlog: str | None = None  # why nothing more can be derived
         self.trouble: str | None = None  # why messages are refused for now
 
     async def start(self) -> None:
@@ -182,7 +177,9 @@ class Upkeep:
                     await self.check_disk()
             except Exception as error:
                 _log.exception("upkeep_failed")
-                self._flush.fail(f"the store's upkeep failed ({error}); see the log file")
+                self._flush.fail(
+                    f"the store's upkeep failed ({reason_of(error)}); see the log file"
+                )
                 return
 
     def _vouch(self, paths: list[str], fresh: Checkpoint) -> None:
@@ -206,26 +203,26 @@ class Upkeep:
         return self._queues.tail_bytes + index_bytes
 
     def _judge(self, failure: OSError | None) -> None:
-        self._backlog = None
+        self.backlog = None
         if failure is not None:
             _log.error("queue_write_failed error=%s next=%s", failure, "retried by itself")
             if self._memory_bytes() > BACKLOG_BYTES_MAX:
-                self._backlog = (
-                    f"queue files cannot be written ({failure.strerror or failure}); free disk"
+                self.backlog = (
+                    f"queue files cannot be written ({reason_of(failure)}); free disk"
                     " space, sends resume by themselves"
                 )
         self._conclude()
 
     def _conclude(self) -> None:
-        before, self.trouble = self.trouble, self._backlog
-        if self._backlog is None and self._disk_full:
+        before, self.trouble = self.trouble, self.backlog
+        if self.backlog is None and self._disk_full:
             percent_max = self._options.disk_space_warning_level_ratio
             self.trouble = (
-                f"the disk of {self._directories[0]} is {self.disk_ratio:.1%} used, sends stop"
-                f" at {percent_max}%; free space or raise diskSpaceWarningLevelRatio"
+                f"the disk of the store is {self.disk_ratio:.1%} used, sends"
+                f" stop at {percent_max}%; free space or raise diskSpaceWarningLevelRatio"
             )
         if before is None and self.trouble is not None:
-            _log.error("sends_refused reason=%s", self.trouble)
+            _log.error("sends_refused directory=%s reason=%s", self._directories[0], self.trouble)
         elif before is not None and self.trouble is None:
             _log.warning("sends_taken_again")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 @dataclasses.dataclass(slots=True)
 class Draft:
-    """A message before the store gave it a place. Hosts are packed (address, port as i32)."""
+    """A message before the store gave it its offsets. Hosts are packed (address, port as i32)."""
 
     topic: str
     queue_id: int
@@ -26,7 +26,7 @@ class Draft:
 
 
 class Stored(NamedTuple):
-    """The place of one appended message."""
+    """Where one appended message stands."""
 
     log_offset: int
     size: int
@@ -35,13 +35,17 @@ class Stored(NamedTuple):
 
     @property
     def end(self) -> int:
-        """What to hand to `settle`."""
+        """What to hand to `Store.durable`."""
         return self.log_offset + self.size
 
 
 class PutStatus(enum.Enum):
+    """All of these mean "stored"; those after OK name a promise that was not kept in time."""
+
     OK = "OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"  # stored, but the sync is still running
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"  # stored, but there was no slave to wait for
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"  # stored, but no slave has reported it yet
 
     __hash__ = object.__hash__  # Enum's own is a call in Python
 

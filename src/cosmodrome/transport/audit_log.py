@@ -11,6 +11,7 @@ import re
 
 import msgspec
 
+from cosmodrome.wire.message import join_address
 from cosmodrome.wire.table import Call
 
 AUDIT = "cosmodrome.audit"
@@ -31,19 +32,19 @@ def changed(
     after: object = None,
     **what: object,
 ) -> None:
-    """Say that something was changed. Without a call it was the broker itself."""
+    """Log that something was changed. Without a call, the broker itself changed it."""
     fields: dict[str, object] = {"action": action}
     fields.update((name, _plain(value)) for name, value in what.items())
     if call is not None:
         host, port = call.connection.peer[:2]
-        fields["peer"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        fields["peer"] = join_address(host, port)
         access_key = call.frame.ext.get(ACCESS_KEY)
         if access_key is not None:
             fields["access_key"] = _plain(access_key)
     for name, value in (("before", before), ("after", after)):
         if value is not None:
             fields[name] = _plain(value)
-    text = " ".join(f"{name}={_said(value)}" for name, value in fields.items())
+    text = " ".join(f"{name}={_value_text(value)}" for name, value in fields.items())
     log.info("audit %s", text, extra={FIELDS: fields})
 
 
@@ -55,7 +56,7 @@ def _plain(value: object) -> object:
     return data[:VALUE_CHARACTERS_MAX].decode(errors="ignore") + "..."
 
 
-def _said(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, str) and _PLAIN.match(value):
         return value
     return msgspec.json.encode(value).decode()

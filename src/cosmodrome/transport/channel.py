@@ -12,18 +12,21 @@ import logging
 import ssl
 from typing import Any
 
+from cosmodrome.env.backoff import Backoff
 from cosmodrome.errors import TimedOut, Unreachable
 from cosmodrome.transport.connection import SocketConnection
-from cosmodrome.transport.parties import Limits
+from cosmodrome.transport.peers import Limits
 from cosmodrome.transport.router import LogLimit, Router
+from cosmodrome.transport.tls import Context, described_of_server, no_tls
+from cosmodrome.transport.turns import Turns
 from cosmodrome.wire.session import WAITERS_MAX, Prepare
 from cosmodrome.wire.table import CLIENT, Command, R
 
 log = logging.getLogger(__name__)
 
 READ_BUFFER_BYTES = 64 * 1024
-BACKOFF_FIRST_S = 0.05
-BACKOFF_MAX_S = 1.0
+BACK_OFF_FIRST_S = 0.05
+BACK_OFF_MAX_S = 1.0
 CLOSE_TIMEOUT_S = 1.0
 
 
@@ -37,24 +40,25 @@ class Channel:
         *,
         connect_timeout_ms: int = 3000,
         in_flight_max: int = 1024,
-        idle_s: float = 120.0,
         router: Router | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: Context = no_tls,
         prepare: Prepare | None = None,
     ) -> None:
         self.host = host
         self.port = port
+        self.name = f"{host}:{port}"
         self.log_limit = LogLimit()
+        self.turns = Turns()
         self._tls = tls
         self._prepare = prepare
         self._connect_timeout_ms = connect_timeout_ms
         self._router = router or Router(CLIENT, (), partial=True)
         # `call` is bounded by its slots; users of `live` bring bounds of their own.
-        self._limits = Limits(idle_s=idle_s, calls_max=WAITERS_MAX, reads_always=True)
+        self._limits = Limits(calls_max=WAITERS_MAX, reads_always=True)
         self._slots = asyncio.Semaphore(in_flight_max)
         self._connection: SocketConnection | None = None
         self._connecting: asyncio.Task[SocketConnection] | None = None
-        self._backoff_s = 0.0
+        self._back_off = Backoff(BACK_OFF_FIRST_S, BACK_OFF_MAX_S)
         self._not_before = 0.0  # on the loop's clock
         self._lost = asyncio.Event()
         self._closed = False
@@ -81,7 +85,6 @@ class Channel:
             # Nothing to wait for but the answer, whose time the connection keeps.
             async with self._slots:
                 return await connection.call(command, timeout_ms=timeout_ms)
-        said = f"{command.name} ({command.request_code})"
         connection = None
         try:
             async with asyncio.timeout(timeout_ms / 1000), self._slots:
@@ -90,9 +93,12 @@ class Channel:
         except TimeoutError:
             if connection is None:
                 raise Unreachable(
-                    f"{said} was not sent: no connection to {self._said()} within {timeout_ms} ms"
+                    f"{command.describe()} was not sent: no connection to {self.name} within"
+                    f" {timeout_ms} ms"
                 ) from None
-            raise TimedOut(f"{self._said()} did not answer {said} within {timeout_ms} ms") from None
+            raise TimedOut(
+                f"{self.name} did not answer {command.describe()} within {timeout_ms} ms"
+            ) from None
 
     def push(self, command: Command[Any]) -> bool:
         """Send a one-way request over an open connection; False when there is none."""
@@ -107,7 +113,7 @@ class Channel:
             async with asyncio.timeout(timeout_ms / 1000):
                 connection = await self._ready()
         except TimeoutError:
-            raise Unreachable(f"no connection to {self._said()} within {timeout_ms} ms") from None
+            raise Unreachable(f"no connection to {self.name} within {timeout_ms} ms") from None
         connection.push(command)
 
     async def close(self) -> None:
@@ -132,7 +138,7 @@ class Channel:
 
     async def _ready(self) -> SocketConnection:
         if self._closed:
-            raise Unreachable(f"the channel to {self._said()} was closed")
+            raise Unreachable(f"the channel to {self.name} was closed")
         if self._connection is not None and not self._connection.closed:
             return self._connection
         attempt = self._connecting
@@ -143,7 +149,7 @@ class Channel:
         # Waiting leaves the attempt alone: a caller that gives up must not end it for others.
         await asyncio.wait((attempt,))
         if attempt.cancelled():
-            raise Unreachable(f"the channel to {self._said()} was closed")
+            raise Unreachable(f"the channel to {self.name} was closed")
         return attempt.result()
 
     async def _connect(self) -> SocketConnection:
@@ -158,27 +164,24 @@ class Channel:
                     ),
                     self.host,
                     self.port,
-                    ssl=self._tls,
+                    ssl=self._tls(),
                 )
         except TimeoutError:
-            self._back_off()
+            self._postpone()
             raise Unreachable(
-                f"{self._said()} did not accept a connection within {self._connect_timeout_ms} ms;"
+                f"{self.name} did not accept a connection within {self._connect_timeout_ms} ms;"
                 " check that it runs and that no firewall is between"
             ) from None
         except ssl.SSLError as error:
-            self._back_off()
-            raise Unreachable(
-                f"no TLS with {self._said()}: {error.reason or error};"
-                " check that it expects TLS on this port and who signed its certificate"
-            ) from error
+            self._postpone()
+            raise Unreachable(f"no TLS with {self.name}: {described_of_server(error)}") from error
         except OSError as error:
-            self._back_off()
+            self._postpone()
             raise Unreachable(
-                f"cannot connect to {self._said()}: {error.strerror or error};"
+                f"cannot connect to {self.name}: {error.strerror or error};"
                 " check the address and that it runs"
             ) from error
-        self._backoff_s = 0.0
+        self._back_off.reset()
         return connection
 
     def _attempted(self, task: asyncio.Task[SocketConnection]) -> None:
@@ -186,12 +189,8 @@ class Channel:
         if not task.cancelled():
             task.exception()  # every caller may have given up; then nobody else looks at it
 
-    def _back_off(self) -> None:
-        self._backoff_s = min(max(BACKOFF_FIRST_S, self._backoff_s * 2), BACKOFF_MAX_S)
-        self._not_before = asyncio.get_running_loop().time() + self._backoff_s
-
-    def _said(self) -> str:
-        return f"{self.host}:{self.port}"
+    def _postpone(self) -> None:
+        self._not_before = asyncio.get_running_loop().time() + self._back_off.next_s()
 
     # --- what the connection reports -----------------------------------------------------------
 
@@ -202,7 +201,7 @@ class Channel:
         return True
 
     def stray(self, kind: str) -> tuple[str, bytes]:
-        return f"{self._said()} speaks {kind} instead of remoting; check the port", b""
+        return f"{self.name} speaks {kind} instead of remoting; check the port", b""
 
     def holds(self, more_bytes: int) -> bool:
         return True  # the limits of the one connection are enough

@@ -1,19 +1,21 @@
 """One TCP connection that drives a session; servers and channels use the same.
 
 Theory of operation. One socket read becomes one `receive` of the session, which yields all the
-requests that are complete; each goes to the router. Answers, pushes and calls only append to
-an output list, and one write at the end of the loop's turn carries all of it, so a burst of
-requests costs one read and one write. Where there is a lane, it is offered what was read first;
-the frames that it does not take go to the session in their order. Invariants:
+requests that are complete; each goes to the router. Answers, pushes and calls only append to an
+output list, and one write at the end of the loop's turn carries all of it, so a burst of requests
+costs one read and one write. Where there is a lane, it is offered what was read first; the frames
+that it does not take go to the session in their order. Invariants:
 
+- what one read brought is served for one slice of time (`transport/turns.py`); the rest waits,
+  in order and mostly as bytes, until it is this connection's turn again;
 - serving and reading pause while too many requests are unanswered or while the peer does not
   take what was written; what waits to be written never exceeds `Limits.queued_bytes_max`. The side
   that asks (`Limits.reads_always`) does not pause for the latter: two sides that each wait for
   the other to read would wait forever;
-- half frames and answers that peers do not take are counted with the owner, whose limit covers
+- input that waits and answers that peers do not take are counted with the owner, whose limit covers
   all its connections: the one that would exceed it is cut;
-- a connection without progress in either direction, or with a half frame that stays half, is
-  closed after `Limits.idle_s`;
+- a connection without progress in either direction, or with a half frame that stays half or grows
+  by fewer than `HALF_FRAME_BYTES_PER_S_MIN`, is closed after `Limits.idle_s`;
 - close callbacks run exactly once, and calls that are out then fail with Unreachable.
 """
 
@@ -27,11 +29,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from cosmodrome.errors import Code, ProtocolError, Refused, TimedOut, Unreachable
-from cosmodrome.transport.parties import Lane, Limits, Owner, plain_peer
-from cosmodrome.transport.patience import give_up
+from cosmodrome.transport.output import Output
+from cosmodrome.transport.peers import Lane, Limits, Owner, plain_peer
 from cosmodrome.transport.router import Router, error_frame
+from cosmodrome.transport.timeouts import give_up
+from cosmodrome.transport.tls import FRAMES, MORE, SECURE, Door, opening
+from cosmodrome.transport.turns import SLICE_S, TASK_S
 from cosmodrome.wire import table
-from cosmodrome.wire.frame import Frame, Prepared, encode, frame_end, sniff
+from cosmodrome.wire.frame import Frame, Prepared, encode, frame_end
 from cosmodrome.wire.session import Prepare, Session, Waiter
 from cosmodrome.wire.table import Command, R
 
@@ -39,10 +44,11 @@ log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0  # for the peer to take the last bytes before the socket is cut
 TICKS_PER_IDLE = 4
-SNIFF_BYTES = 4
+NOTHING = memoryview(b"")
+HALF_FRAME_BYTES_PER_S_MIN = 1024  # since it was begun, once that is `Limits.idle_s` ago
 
 
-class SocketConnection(asyncio.BufferedProtocol):
+class SocketConnection(Output):
     """Implements `wire.table.Connection` over a stream transport."""
 
     def __init__(
@@ -54,65 +60,48 @@ class SocketConnection(asyncio.BufferedProtocol):
         *,
         prepare: Prepare | None = None,
         lane: Lane | None = None,
+        door: Door | None = None,
     ) -> None:
         """`buffer` may be shared: a read fills it and it is emptied before the next one."""
+        super().__init__(owner, limits)
         self._lane = lane
+        self._door = door
         self._router = router
-        self._owner = owner
-        self._limits = limits
         self._buffer = buffer
-        self._loop = asyncio.get_running_loop()
         self._session = Session(waiters_max=limits.calls_max, prepare=prepare)
-        self._transport: asyncio.Transport | None = None
-        self._peer: tuple[str, int] = ("?", 0)
         self._on_close: list[Callable[[], None]] = []
-        self._close_reason = ""
+        self.file_number = -1  # of the socket
         self._accepted = False
-        self._lost = False
         self._refusal = ""
         # reading
         self._in_flight = 0
-        self._waiting: deque[Frame] = deque()  # read, not served: at most one read buffer of them
-        self._serve_scheduled = False
+        self._waiting: deque[Frame] = deque()  # requests that come before those in `rest`
+        self._in_line = False  # for a slice of time to go on
+        self._slice_ends = 0.0
         self._reading_paused = False
         self._received_bytes = 0
         self._opening: bytes | None = b""  # first bytes, until they are known to be frames
-        self._rest = bytearray()  # the half frame, when there is a lane
-        self._driving = False  # within a read: what is written leaves at its end
-        # writing
-        self._out: list[bytes] = []
-        self._out_bytes = 0
-        self._flush_scheduled = False
-        self.writing_paused = False  # the peer does not take what was written
-        self._written_bytes = 0
-        self._fd = -1  # of the socket, where what is written goes as it is
+        # Whoever serves cuts frames off one by one. The side that asks has little to serve and
+        # gets all the answers of a read at once.
+        self._by_frame = lane is not None or not limits.reads_always
+        self._rest = bytearray()  # what was read and not cut: a half frame, or all that waits
+        self._rest_since = 0.0  # when the frame at its front was begun
         # progress as of the last tick
         self._tick_timer: asyncio.TimerHandle | None = None
         self._cut_timer: asyncio.TimerHandle | None = None
-        self._read_mark = self._write_mark = (0, 0.0)
-        self._held = (0, 0)  # bytes of a half frame, bytes that the peer does not take
-        self.note = b""  # what the lane keeps about the peer
+        self._read_mark = (0, 0.0)
 
     # --- what handlers see -------------------------------------------------------------------
-
-    @property
-    def peer(self) -> tuple[str, int]:
-        return self._peer
-
-    @property
-    def said(self) -> str:
-        """The peer as people write it."""
-        host, port = self._peer
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    @property
-    def closed(self) -> bool:
-        return self._lost or bool(self._close_reason)
 
     @property
     def in_flight(self) -> int:
         """Requests of the peer that are not answered yet."""
         return self._in_flight
+
+    @property
+    def busy(self) -> bool:
+        """It has requests that are not answered or not even served."""
+        return bool(self._in_flight) or self._in_line
 
     @property
     def congested(self) -> bool:
@@ -121,7 +110,7 @@ class SocketConnection(asyncio.BufferedProtocol):
 
     def begin(self, code: int, ext: dict[str, str], body: bytes, waiter: Waiter) -> int:
         """Send a request without waiting: its answer, or the error that ends this connection,
-        settles `waiter`, unless `forget` withdraws it first. Returns its opaque number."""
+        resolves `waiter`, unless `forget` withdraws it first. Returns its opaque number."""
         opaque, data = self._session.request_fields(code, ext, body, waiter)
         self._send(data)
         return opaque
@@ -150,7 +139,7 @@ class SocketConnection(asyncio.BufferedProtocol):
         """Ask the peer; Refused, TimedOut or Unreachable when there is no good answer."""
         if self.closed:
             raise Unreachable(
-                f"{_said(command)} was not sent: the connection to {self.said} is closed:"
+                f"{command.describe()} was not sent: the connection to {self.name} is closed:"
                 f" {self._close_reason}"
             )
         answered: asyncio.Future[Frame] = self._loop.create_future()
@@ -163,13 +152,13 @@ class SocketConnection(asyncio.BufferedProtocol):
             frame = await answered
         except TimeoutError:
             raise TimedOut(
-                f"{self.said} did not answer {_said(command)} within {timeout_ms} ms"
+                f"{self.name} did not answer {command.describe()} within {timeout_ms} ms"
             ) from None
         finally:
             timer.cancel()
             self._session.forget(opaque)
         if frame.code not in command.success_codes:
-            raise Refused(frame.code, frame.remark or f"{self.said} refused {_said(command)}.")
+            raise Refused(frame.code, frame.remark or f"{self.name} refused {command.describe()}.")
         return table.decode_reply(type(command), frame)
 
     def on_close(self, callback: Callable[[], None]) -> None:
@@ -183,7 +172,7 @@ class SocketConnection(asyncio.BufferedProtocol):
         if self.closed or self._transport is None:
             return
         self._close_reason = reason
-        log.debug("connection closing: peer=%s reason=%s", self.said, reason)
+        log.debug("connection closing: peer=%s reason=%s", self.name, reason)
         self._flush()
         self._end_session()
         self._transport.close()
@@ -213,21 +202,16 @@ class SocketConnection(asyncio.BufferedProtocol):
             data = encode(reply)
         except Exception as error:
             if self._owner.log_limit.admit("reply cannot be encoded") is not None:
-                log.exception("reply cannot be encoded: code=%d peer=%s", reply.code, self.said)
+                log.exception("reply cannot be encoded: code=%d peer=%s", reply.code, self.name)
             remark = f"The reply cannot be encoded: {error}; the server's log has more."
             data = encode(error_frame(reply, Code.SYSTEM_ERROR, remark))
         self._send(data)
 
     def _answered(self, count: int) -> None:
         self._in_flight -= count
-        if (
-            self._reading_paused
-            and not self._serve_scheduled
-            and self._in_flight <= self._limits.in_flight_max // 2
-        ):
+        if self._reading_paused and self._in_flight <= self._limits.in_flight_max // 2:
             # Not from here: a handler that answers at once would come back to this line.
-            self._serve_scheduled = True
-            self._loop.call_soon(self._serve_waiting)
+            self._join_line()
         if self._refusal and not self._in_flight:
             self._owner.connection_quiet(self)
 
@@ -246,6 +230,8 @@ class SocketConnection(asyncio.BufferedProtocol):
         """These requests, which were accepted, have to be served one by one after all."""
         self._in_flight -= count
         if not self.closed:
+            if not self._driving:
+                self._begin_slice()
             self._hear(memoryview(frames))
 
     def answer_many(self, count: int, data: bytes) -> None:
@@ -266,28 +252,6 @@ class SocketConnection(asyncio.BufferedProtocol):
         self._written_bytes += len(data)
         transport.write(data)
 
-    def put(self, *parts: bytes) -> None:
-        """Write frames; within a read they leave together at its end."""
-        if self.closed:
-            return
-        self._out += parts
-        for part in parts:
-            self._out_bytes += len(part)
-        if self.writing_paused:
-            self._check_queued_bytes()
-        elif not self._driving or self._out_bytes >= self._limits.queued_bytes_high:
-            self._flush()
-
-    def free_fd(self) -> int:
-        """The socket, to write frames to at once; `wrote` is told. -1: others come before."""
-        transport = self._transport
-        if self._fd < 0 or self._out or self.writing_paused or self.closed or transport is None:
-            return -1
-        return -1 if transport.get_write_buffer_size() or transport.is_closing() else self._fd
-
-    def wrote(self, size: int) -> None:
-        self._written_bytes += size
-
     def heard_binary(self) -> None:
         self._session.heard_binary()
 
@@ -295,16 +259,17 @@ class SocketConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._peer = plain_peer(transport.get_extra_info("peername"))
+        self.peer = plain_peer(transport.get_extra_info("peername"))
+        raw = transport.get_extra_info("socket")
+        self.file_number = -1 if raw is None else raw.fileno()
         self._accepted = self._owner.connection_opened(self)
         if not self._accepted:
             self.abort("not accepted")
             return
         self._transport.set_write_buffer_limits(high=self._limits.queued_bytes_high)
-        raw = transport.get_extra_info("socket")
         if raw is not None:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self._fd = -1 if transport.get_extra_info("sslcontext") else raw.fileno()
+            self._fd = -1 if transport.get_extra_info("sslcontext") else self.file_number
         now = self._loop.time()
         self._read_mark = self._write_mark = (0, now)
         self._arm_tick()
@@ -316,6 +281,8 @@ class SocketConnection(asyncio.BufferedProtocol):
             if timer is not None:
                 timer.cancel()
         self._drop_queued()
+        # Now and not when the collector finds this object: an idle server seldom runs it.
+        self._rest = bytearray()
         self._hold(0, 0)
         self._end_session()
         callbacks, self._on_close = self._on_close, []
@@ -334,21 +301,15 @@ class SocketConnection(asyncio.BufferedProtocol):
         self._received_bytes += nbytes
         if self._opening is not None:
             first = self._opening + bytes(data)
-            self._opening = None
-            if first[0] != 0:  # no frame: its first byte is the top byte of a small length
-                if len(first) < SNIFF_BYTES:
-                    self._opening = first
-                    return
-                kind = sniff(first)
-                if kind is not None:
-                    self._turn_away(kind)
-                    return
+            if not self._opens(first):
+                return
             data = memoryview(first)
         lane = self._lane
-        if lane is None:
+        if not self._by_frame:
+            self._begin_slice()
             self._hear(data)
-        elif self._rest or self._waiting or self.writing_paused or self._refusal:
-            self._drive(lane, data)
+        elif lane is None or self._rest or self._waiting or self.writing_paused or self._refusal:
+            self._drive(data)
         else:
             self._driving = True
             try:
@@ -356,7 +317,7 @@ class SocketConnection(asyncio.BufferedProtocol):
             finally:
                 self._driving = False
             if at < len(data) or self._lost or self._close_reason:
-                self._drive(lane, data, at, fed=True)
+                self._drive(data, at, fed=True)
             elif self._out and not self.writing_paused:
                 self._flush()
 
@@ -371,9 +332,22 @@ class SocketConnection(asyncio.BufferedProtocol):
         self.writing_paused = False
         self._hold(self._held[0], 0)
         self._flush()
-        self._serve_waiting()
+        if self._reading_paused:
+            self._join_line()
 
     # --- reading -----------------------------------------------------------------------------
+
+    def _opens(self, first: bytes) -> bool:
+        """Whether frames begin here. Where TLS begins, they follow within it."""
+        kind = opening(first, self._door)
+        self._opening = first if kind == MORE else None
+        if kind == SECURE and self._door is not None and self._transport is not None:
+            door, self._door = self._door, None  # it is passed once
+            self._opening, self._fd = b"", -1
+            self._transport = door.secure(self._transport, self, first)
+        elif kind not in (FRAMES, MORE):
+            self._turn_away(kind)
+        return kind == FRAMES
 
     def _hear(self, data: memoryview) -> bool:
         """Give bytes to the session and serve what they complete; false when that was the end."""
@@ -383,53 +357,69 @@ class SocketConnection(asyncio.BufferedProtocol):
             self._warn("broken frame", str(error))
             self.close(f"broken frame: {error}")
             return False
-        # Behind a lane the session gets whole frames only.
-        if self._lane is None and not self._hold(self._session.pending_bytes, self._held[1]):
+        # Who cuts frames off gives the session whole ones only.
+        if not self._by_frame and not self._hold(self._session.pending_bytes, self._held[1]):
             return False
         self._waiting.extend(requests)
         self._serve_waiting()
         return not self.closed
 
-    def _drive(self, lane: Lane, data: memoryview, at: int = 0, *, fed: bool = False) -> None:
-        """Offer what was read to the lane; each frame that it leaves goes to the session.
+    def _drive(self, data: memoryview, at: int = 0, *, fed: bool = False) -> None:
+        """Serve the frames of `rest` and of what was read, for one slice of time.
 
+        The lane sees the view that it has seen before: what it found out about it still holds.
         `at`, and whether the lane has left the frame there already, are of a read without `rest`.
         """
         rest = self._rest
         if rest:
             rest += data
         size = len(rest) or len(data)
+        self._begin_slice()
         self._driving = True
         try:
             if rest:
                 with memoryview(rest) as view:
-                    at = self._drive_over(lane, view, 0, fed=False)
+                    at = self._drive_over(view, 0, fed=False)
             else:
-                at = self._drive_over(lane, data, at, fed=fed)
+                at = self._drive_over(data, at, fed=fed)
         finally:
             self._driving = False
         if self._lost or self._close_reason:
             rest.clear()
             return
+        if at or not rest:
+            self._rest_since = self._loop.time()
         if rest:
             del rest[:at]
         elif at < size:
             rest += data[at:]
         if self._held[0] != len(rest) and not self._hold(len(rest), self._held[1]):
             return
-        if self._out and not self.writing_paused:
+        if self._lane is not None and self._out and not self.writing_paused:
             self._flush()
 
-    def _drive_over(self, lane: Lane, view: memoryview, at: int, *, fed: bool) -> int:
-        size = len(view)
+    def _drive_over(self, view: memoryview, at: int, *, fed: bool) -> int:
+        """Offer what was read to the lane; each frame that it leaves goes to the session."""
+        size, lane = len(view), self._lane
         while at < size and not self.closed:
-            if not (fed or self._waiting or self.writing_paused or self._refusal):
+            if self._in_line or self._waiting or not self._can_serve():
+                self._read_on(False)
+                break
+            if lane is not None and not (fed or self.writing_paused or self._refusal):
                 at = lane.feed(self, view, at)
+                if not self._can_serve():
+                    continue
             fed = False
             end = frame_end(view, at) if at < size else 0
-            if not end or not self._hear(view[at:end]):
+            if not end:
                 break
+            # Given back at once: an error that somebody keeps would keep it, and `rest` with it.
+            with view[at:end] as piece:
+                if not self._hear(piece):
+                    break
             at = end
+            if at < size and self._owner.turns.now() >= self._slice_ends:
+                self._join_line()
         return at
 
     def _turn_away(self, kind: str) -> None:
@@ -446,23 +436,49 @@ class SocketConnection(asyncio.BufferedProtocol):
         else:
             self.answer(error_frame(frame, Code.SERVICE_NOT_AVAILABLE, self._refusal))
 
+    def serve_slice(self) -> None:
+        """It is this connection's turn to go on with what it has read."""
+        self._in_line = False
+        if self.closed:
+            return
+        self._begin_slice()
+        self._serve_waiting()
+        if self._rest and not self._waiting and not self.closed:
+            self._drive(NOTHING)
+            self._read_on(self._can_serve() and not self._in_line)
+
+    def _begin_slice(self) -> None:
+        self._slice_ends = self._owner.turns.now() + SLICE_S
+
+    def _join_line(self) -> None:
+        """Go on with what was read when others had their turn; read no more until then."""
+        if not self._in_line:
+            self._in_line = True
+            self._owner.turns.join(self)
+        self._read_on(False)
+
     def _serve_waiting(self) -> None:
-        """Serve the requests that were read, as far as the limits allow; read on after that."""
-        self._serve_scheduled = False
+        """Serve the requests that were cut, as far as limits and time allow; read on after that."""
         while self._waiting and not self.closed:
-            if not self._serves:
+            if self._in_line or not self._can_serve():
                 self._read_on(False)
                 return
-            frame = self._waiting.popleft()
-            self._in_flight += 1
-            if self._refusal:
-                self._refuse(frame)
-            else:
-                self._router.dispatch(frame, self)
-        self._read_on(self._serves)
+            self._serve(self._waiting.popleft())
+            if self._waiting and self._owner.turns.now() >= self._slice_ends:
+                self._join_line()
+        self._read_on(self._can_serve() and not self._in_line)
 
-    @property
-    def _serves(self) -> bool:
+    def _serve(self, frame: Frame) -> None:
+        self._in_flight += 1
+        if self._refusal:
+            self._refuse(frame)
+            return
+        tasks = self._router.tasks
+        self._router.dispatch(frame, self)
+        if self._router.tasks > tasks:
+            self._slice_ends -= TASK_S
+
+    def _can_serve(self) -> bool:
         if self.writing_paused and not self._limits.reads_always:
             return False
         return self._in_flight < self._limits.in_flight_max
@@ -472,74 +488,16 @@ class SocketConnection(asyncio.BufferedProtocol):
             return
         self._reading_paused = not go
         if go:
-            self._read_mark = (self._received_bytes, self._loop.time())
+            self._rest_since = self._loop.time()
+            self._read_mark = (self._received_bytes, self._rest_since)
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
-
-    # --- writing -----------------------------------------------------------------------------
-
-    def _send(self, data: bytes) -> None:
-        self._out.append(data)
-        self._out_bytes += len(data)
-        if self.writing_paused:
-            self._check_queued_bytes()
-        elif self._out_bytes >= self._limits.queued_bytes_high:
-            self._flush()  # may pause writing, and with it serving
-        elif not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush_turn)
-
-    def _flush_turn(self) -> None:
-        self._flush_scheduled = False
-        if not self.writing_paused:
-            self._flush()
-
-    def _flush(self) -> None:
-        if not self._out or self._lost or self._transport is None:
-            return
-        if not self._transport.get_write_buffer_size():
-            # Quiet time counts from when there was something to take.
-            self._write_mark = (self._written_bytes, self._loop.time())
-        out, self._out = self._out, []
-        self._written_bytes += self._out_bytes
-        self._out_bytes = 0
-        if len(out) == 1:
-            self._transport.write(out[0])
-        else:
-            self._transport.writelines(out)
 
     def _drop_queued(self) -> None:
         self._waiting.clear()
         self._out.clear()
         self._out_bytes = 0
-
-    def _check_queued_bytes(self) -> None:
-        assert self._transport is not None
-        queued = self._out_bytes + self._transport.get_write_buffer_size()
-        if queued > self._limits.queued_bytes_max:
-            reason = f"the peer does not read: {queued} bytes wait for it"
-            self._warn("unread replies", reason)
-            self.abort(reason)
-        else:
-            self._hold(self._held[0], queued)
-
-    def _hold(self, half_frame_bytes: int, unread_bytes: int) -> bool:
-        """Count what this connection holds; false when it was cut for that."""
-        held = (half_frame_bytes, unread_bytes)
-        if held == self._held:
-            return True
-        more_bytes = sum(held) - sum(self._held)
-        self._held = held
-        if self._owner.holds(more_bytes) or more_bytes <= 0 or self.closed:
-            return True
-        reason = (
-            "serverHeldBytesMax is reached: all connections together hold too many bytes of"
-            f" unfinished requests and unread replies, this one {sum(held)}"
-        )
-        self._warn("held bytes", reason)
-        self.abort(reason)
-        return False
 
     # --- progress ----------------------------------------------------------------------------
 
@@ -562,10 +520,9 @@ class SocketConnection(asyncio.BufferedProtocol):
         if queued and write_quiet:
             self._warn("unread replies", "the peer does not read its replies")
             self.abort("the peer does not read its replies")
-        elif (
-            read_quiet
-            and (self._session.pending_bytes or self._rest or self._opening)
-            and not self._reading_paused
+        elif not self._reading_paused and (
+            self._creeps(now)
+            or (read_quiet and (self._session.pending_bytes or self._rest or self._opening))
         ):
             self._warn("half frame", "a frame was begun and never finished")
             self.close("a frame was begun and never finished")
@@ -574,27 +531,22 @@ class SocketConnection(asyncio.BufferedProtocol):
         else:
             self._arm_tick()
 
+    def _creeps(self, now: float) -> bool:
+        """Whether a frame was begun long ago and comes too slowly to be waited for."""
+        took_s = now - self._rest_since
+        size = len(self._rest)
+        return 0 < size < took_s * HALF_FRAME_BYTES_PER_S_MIN and took_s >= self._limits.idle_s
+
     def _end_session(self) -> None:
         """Nobody waits for answers over this connection any more."""
         self._session.close(
-            lambda: Unreachable(f"the connection to {self.said} broke: {self._close_reason}")
+            lambda: Unreachable(f"the connection to {self.name} broke: {self._close_reason}")
         )
 
     # --- words -------------------------------------------------------------------------------
-
-    def _warn(self, kind: str, reason: str) -> None:
-        held = self._owner.log_limit.admit(kind)
-        if held is not None:
-            log.warning(
-                "connection closed: peer=%s reason=%s held_back=%d", self.said, reason, held
-            )
 
     def _run_callback(self, callback: Callable[[], None]) -> None:
         try:
             callback()
         except Exception:
-            log.exception("close callback failed: peer=%s", self.said)
-
-
-def _said(command: Command[Any]) -> str:
-    return f"{command.name} ({command.request_code})"
+            log.exception("close callback failed: peer=%s", self.name)

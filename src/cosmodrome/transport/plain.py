@@ -1,32 +1,33 @@
-"""One blocking connection for bulk readers: no event loop, no threads.
+"""One blocking connection for bulk readers: a driver of `wire.session` without loop or threads.
 
-Two ways to use it. `call` and `call_all` ask and wait. Underneath, `write`, `write_repeated`,
-`flush` and `read` let the caller keep many requests on their way: what was written leaves with one
-`sendall`, and `read` hands out the next answer with its body as a view of the receive buffer,
-without a copy. Such a view is good until the next `read` or call.
+There are two ways to use it. `call` and `call_all` ask and wait. Underneath, `write`,
+`write_repeated`, `flush` and `read` let the caller keep many requests on their way: what was
+written leaves with one `sendall`, and `read` hands out the next answer with its body as a view of
+the receive buffer, without a copy. Such a view is good until the next `read` or call.
 
-Answers that nobody waits for any more may be read later by somebody who waits for others: they
-are told apart by their opaque number. Requests of the peer (a broker that says that the members of
-a group changed) are dropped. After Unreachable, TimedOut or ProtocolError the connection is closed;
-the next request opens it again. Refused leaves it open.
+An answer that a caller has given up may be read later by a caller who waits for others: opaque
+numbers tell them apart. Requests of the peer (a broker that says that the members of a group
+changed) are dropped. After Unreachable, TimedOut or ProtocolError the connection is closed; the
+next request opens it again, with a new session. Refused leaves it open.
 
 The receive buffer grows to the largest frame met and never beyond the frame limit.
 """
 
 from __future__ import annotations
 
+import collections
 import socket
 import ssl
 import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from cosmodrome.errors import ProtocolError, Refused, TimedOut, Unreachable
-from cosmodrome.layout import FRAME_BYTES_MAX, FRAME_PREFIX, HEADER_LENGTH_MASK
-from cosmodrome.wire.frame import Frame, decode, encode, prepare_json, sniff
-from cosmodrome.wire.session import Prepare
+from cosmodrome.errors import CosmodromeError, ProtocolError, Refused, TimedOut, Unreachable
+from cosmodrome.layout import FRAME_BYTES_MAX
+from cosmodrome.wire.frame import Frame, InPlaceSplitter, sniff
+from cosmodrome.wire.message import join_address
+from cosmodrome.wire.session import Prepare, RepeatedRequest, Session
 from cosmodrome.wire.table import Command, R, decode_reply
-from cosmodrome.wire.table import encode as encode_row
 
 RECEIVE_BYTES = 1 << 20
 RECEIVE_BYTES_MIN = 64 * 1024  # room below which the rest is moved to the front first
@@ -34,21 +35,17 @@ RECEIVE_BYTES_MIN = 64 * 1024  # room below which the rest is moved to the front
 # other's socket buffers and wait for it forever.
 CALLS_AHEAD = 256
 
-_OPAQUE_MAX = 0x7FFFFFFF
 
+class _Answers(collections.deque[Frame]):
+    """Answers in the order of their arrival; every request waits here (`wire.session.Waiter`)."""
 
-class Repeated:
-    """A request that goes out many times; one number of its header differs every time."""
+    set_result = collections.deque.append
 
-    __slots__ = ("code", "ext", "name", "prepared")
+    def done(self) -> bool:
+        return False
 
-    def __init__(self, command: Command[Any], name: str) -> None:
-        """`name` is the field as the wire spells it."""
-        self.code = command.request_code
-        self.ext = encode_row(command)
-        self.name = name
-        del self.ext[name]
-        self.prepared = prepare_json(self.code, self.ext, name)
+    def set_exception(self, exception: CosmodromeError) -> None:
+        """Nothing: the call that notices the end of the connection raises it."""
 
 
 class PlainConnection:
@@ -65,8 +62,8 @@ class PlainConnection:
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> None:
         """`prepare` sees every request last, to sign it."""
-        self.said = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._address = (host, port)
+        self.address = join_address(host, port)
+        self._target = (host, port)
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._tls = tls
         self._prepare = prepare
@@ -74,10 +71,9 @@ class PlainConnection:
         self._socket: socket.socket | None = None
         self._timeout_s = 0.0  # of the socket
         self._buffer = memoryview(b"")
-        self._at = self._end = 0  # what was received and not handed out
-        self._first = True
         self._output: list[bytes] = []
-        self._opaque = 0
+        self._answers = _Answers()
+        self._begin_session()
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -91,11 +87,11 @@ class PlainConnection:
             return
         found = None
         try:
-            found = socket.create_connection(self._address, self._connect_timeout_s)
+            found = socket.create_connection(self._target, self._connect_timeout_s)
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if self._tls is not None:
-                found = self._tls.wrap_socket(found, server_hostname=self._address[0])
+                found = self._tls.wrap_socket(found, server_hostname=self._target[0])
         except OSError as error:
             if found is not None:
                 found.close()
@@ -104,15 +100,21 @@ class PlainConnection:
         self._timeout_s = self._connect_timeout_s
         if not self._buffer:
             self._buffer = memoryview(bytearray(min(RECEIVE_BYTES, self._frame_bytes_max)))
-        self._at = self._end = 0
-        self._first = True
 
     def close(self) -> None:
         """Requests that were written and not answered are lost."""
         found, self._socket = self._socket, None
         self._output.clear()
+        self._begin_session()
         if found is not None:
             found.close()
+
+    def _begin_session(self) -> None:
+        self._answers.clear()
+        self._at = self._end = 0
+        self._sniffed = False  # whether the first bytes were looked at
+        self._splitter = InPlaceSplitter(self._frame_bytes_max)
+        self._session = Session(prepare=self._prepare, splitter=self._splitter)
 
     def looks_alive(self) -> bool:
         """False when the peer has closed an idle connection; True is no promise."""
@@ -132,7 +134,7 @@ class PlainConnection:
 
     def call(self, command: Command[R], timeout_ms: int = 3_000) -> R:
         """Ask the peer. Unreachable: no connection, or it broke; TimedOut: it may have acted;
-        Refused: it answered with a code that is no success."""
+        Refused: it answered with a code that means failure."""
         answer = self.call_all((command,), timeout_ms)[0]
         if isinstance(answer, Refused):
             raise answer
@@ -153,43 +155,34 @@ class PlainConnection:
         self.flush(timeout_ms)
         found: dict[int, R | Refused] = {}
         while waiting:
-            frame, body = self.read(timeout_ms, next(iter(waiting.values())).name)
+            frame = self.read(timeout_ms, next(iter(waiting.values())).name)
             command = waiting.pop(frame.opaque, None)
             if command is not None:
-                found[frame.opaque] = self.answer(command, frame, body)
+                found[frame.opaque] = self._answer(command, frame)
         return [found[opaque] for opaque in answers]
 
-    def answer(self, command: Command[R], frame: Frame, body: memoryview) -> R | Refused:
-        """What `read` found as the reply of the request it belongs to, with a body of its own."""
+    def _answer(self, command: Command[R], frame: Frame) -> R | Refused:
         if frame.code not in command.success_codes:
             return self.refusal(command.name, frame)
-        frame.body = bytes(body)
+        frame.body = bytes(frame.body)
         return decode_reply(type(command), frame)
 
     def refusal(self, name: str, frame: Frame) -> Refused:
         remark = frame.remark or "no reason was given; look into its log"
-        return Refused(frame.code, f"{remark} ({self.said} answered this to {name})")
+        return Refused(frame.code, f"{remark} ({self.address} answered this to {name})")
 
     # --- many requests on their way --------------------------------------------------------------
 
     def write(self, command: Command[Any]) -> int:
         """Add a request to what `flush` sends; its opaque number."""
-        opaque = self._next_opaque()
-        self._output.append(
-            self._encode(command.request_code, encode_row(command), command.body, opaque)
-        )
+        opaque, data = self._session.request(command, self._answers)
+        self._output.append(data)
         return opaque
 
-    def write_repeated(self, request: Repeated, number: int) -> int:
-        """The same for a request of which only a number is new."""
-        opaque = self._next_opaque()
-        if self._prepare is None:
-            opening, fields = request.prepared
-            header = b'%b%d%b%d"}}' % (opening, opaque, fields, number)
-            self._output.append(FRAME_PREFIX.pack(4 + len(header), len(header)) + header)
-        else:
-            ext = {**request.ext, request.name: str(number)}
-            self._output.append(self._encode(request.code, ext, b"", opaque))
+    def write_repeated(self, request: RepeatedRequest, number: int) -> int:
+        """Like `write`, for a request of which only one number is new."""
+        opaque, data = self._session.request_repeated(request, number, self._answers)
+        self._output.append(data)
         return opaque
 
     def flush(self, timeout_ms: int = 3_000) -> None:
@@ -199,7 +192,7 @@ class PlainConnection:
         try:
             self.connect()
         except Unreachable:
-            self._output.clear()
+            self.close()
             raise
         assert self._socket is not None
         data = b"".join(self._output)
@@ -210,44 +203,32 @@ class PlainConnection:
         except TimeoutError:
             self.close()
             raise TimedOut(
-                f"{self.said} took no {len(data)} bytes within {timeout_ms} ms;"
+                f"{self.address} did not take {len(data)} bytes within {timeout_ms} ms;"
                 " it is overloaded, or the network is"
             ) from None
         except OSError as error:
             self._fail(error)
 
-    def read(self, timeout_ms: int = 3_000, what: str = "a request") -> tuple[Frame, memoryview]:
-        """The next answer of any request: its header, and its body until the next `read`."""
+    def read(self, timeout_ms: int = 3_000, what: str = "a request") -> Frame:
+        """The next answer to any request. Its body is a view, good until the next `read`."""
         deadline = 0.0
-        while True:
-            have = self._end - self._at
-            need = FRAME_PREFIX.size
-            if have >= need:
-                length, word = FRAME_PREFIX.unpack_from(self._buffer, self._at)
-                if self._first or not 4 <= length <= self._frame_bytes_max - 4:
-                    self._check_length(length)
-                need = 4 + length
-                if have >= need:
-                    header_end = self._at + 8 + (word & HEADER_LENGTH_MASK)
-                    begin, self._at = self._at, self._at + need
-                    frame = self._header(begin + 4, header_end)
-                    if frame.is_response:
-                        return frame, self._buffer[header_end : self._at]
-                    continue
+        while not self._answers:
             now = time.monotonic()
             if not deadline:
                 deadline = now + timeout_ms / 1000
-            self._receive(need, timeout_ms, what, late=now >= deadline)
+            elif now >= deadline:
+                self._time_out(timeout_ms, what)
+            self._receive(timeout_ms, what)
+        return self._answers.popleft()
 
     # --- bytes ---------------------------------------------------------------------------------
 
-    def _receive(self, need: int, timeout_ms: int, what: str, *, late: bool) -> None:
-        """Read more of a frame of `need` bytes that begins at the first byte not handed out."""
+    def _receive(self, timeout_ms: int, what: str) -> None:
+        """Read once; the session takes the frames that are whole now."""
         if self._socket is None:
-            raise Unreachable(f"the connection to {self.said} is closed")
-        if late:
-            self._time_out(timeout_ms, what)
-        self._make_room(need)
+            raise Unreachable(f"the connection to {self.address} is closed")
+        splitter = self._splitter
+        self._make_room(splitter.needed)
         self._set_timeout(timeout_ms)
         try:
             count = self._socket.recv_into(self._buffer[self._end :])
@@ -258,10 +239,29 @@ class PlainConnection:
         if not count:
             self.close()
             raise Unreachable(
-                f"{self.said} closed the connection before it answered {what};"
+                f"{self.address} closed the connection before it answered {what};"
                 " look into its log, it may have been restarted"
             )
         self._end += count
+        if self._end - self._at < splitter.needed:
+            return
+        if not self._sniffed:
+            self._sniff()
+        try:
+            self._session.receive(self._buffer[self._at : self._end])
+        except ProtocolError as error:
+            self.close()
+            raise ProtocolError(
+                f"{self.address}: {error}; check that it is a broker or a name server"
+            ) from None
+        self._at += splitter.used
+
+    def _sniff(self) -> None:
+        self._sniffed = True
+        kind = sniff(bytes(self._buffer[:4]))
+        if kind is not None:
+            self.close()
+            raise Unreachable(f"{self.address} speaks {kind} instead of remoting; check the port")
 
     def _make_room(self, need: int) -> None:
         have = self._end - self._at
@@ -281,38 +281,6 @@ class PlainConnection:
             return
         self._at, self._end = 0, have
 
-    def _header(self, begin: int, end: int) -> Frame:
-        try:
-            if end > self._at:
-                raise ProtocolError(f"a header of {end - begin} bytes is larger than its frame")
-            return decode(bytes(self._buffer[begin:end]))
-        except ProtocolError as error:
-            self.close()
-            raise ProtocolError(f"{self.said}: {error}") from None
-
-    def _check_length(self, length: int) -> None:
-        kind = sniff(bytes(self._buffer[self._at : self._at + 4])) if self._first else None
-        self._first = False
-        if kind is None and 4 <= length <= self._frame_bytes_max - 4:
-            return
-        self.close()
-        if kind is not None:
-            raise Unreachable(f"{self.said} speaks {kind} instead of remoting; check the port")
-        raise ProtocolError(
-            f"{self.said} sent a frame of {length} bytes; from 4 to {self._frame_bytes_max - 4} are"
-            " allowed: check that this is a broker or name server, and the limits of its answers"
-        )
-
-    def _encode(self, code: int, ext: dict[str, str], body: bytes, opaque: int) -> bytes:
-        frame = Frame(code, opaque, 0, ext, body)
-        if self._prepare is not None:
-            self._prepare(frame)
-        return encode(frame)
-
-    def _next_opaque(self) -> int:
-        self._opaque = self._opaque + 1 if self._opaque < _OPAQUE_MAX else 1
-        return self._opaque
-
     def _set_timeout(self, timeout_ms: int) -> None:
         # Each change costs a system call.
         if timeout_ms / 1000 != self._timeout_s and self._socket is not None:
@@ -324,30 +292,30 @@ class PlainConnection:
     def _time_out(self, timeout_ms: int, what: str) -> NoReturn:
         self.close()  # the answer may still come, and nobody would know it
         raise TimedOut(
-            f"{self.said} did not answer {what} within {timeout_ms} ms;"
+            f"{self.address} did not answer {what} within {timeout_ms} ms;"
             " look whether it is overloaded, or allow it more time"
         )
 
     def _fail(self, error: OSError) -> NoReturn:
         self.close()
         raise Unreachable(
-            f"the connection to {self.said} broke: {error.strerror or error};"
+            f"the connection to {self.address} broke: {error.strerror or error};"
             " check that it runs and look into its log"
         ) from error
 
     def _not_connected(self, error: OSError) -> Unreachable:
         if isinstance(error, ssl.SSLError):
             return Unreachable(
-                f"no TLS with {self.said}: {error.reason or error};"
+                f"no TLS with {self.address}: {error.reason or error};"
                 " check that it expects TLS on this port and who signed its certificate"
             )
         if isinstance(error, TimeoutError):
             return Unreachable(
-                f"{self.said} did not accept a connection within"
+                f"{self.address} did not accept a connection within"
                 f" {round(self._connect_timeout_s * 1000)} ms;"
                 " check that it runs and that no firewall is between"
             )
         return Unreachable(
-            f"cannot connect to {self.said}: {error.strerror or error};"
+            f"cannot connect to {self.address}: {error.strerror or error};"
             " check the address and that it runs"
         )

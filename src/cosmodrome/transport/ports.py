@@ -7,6 +7,7 @@ above it. The operating system gives away single ports only, so the three are tr
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import re
 import socket
 
@@ -56,8 +57,25 @@ def advertised_host(bind_address: str) -> str:
     return LOOPBACK if host in ANY_ADDRESS else host
 
 
+def is_own_address(host: str) -> bool:
+    """Whether `host` is an address of this machine, seen from this machine."""
+    try:
+        if ipaddress.ip_address(host).is_loopback:
+            return True
+    except ValueError:
+        return False  # a name, or nothing: nobody is asked what it means
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            # Nothing is sent. Only a packet to oneself has the same source and target.
+            probe.connect((host, ELSEWHERE[1]))
+            return str(probe.getsockname()[0]) == host
+        except OSError:
+            return False
+
+
 def broker_name_of_machine() -> str:
-    """What a broker is called that was given no name."""
+    """The name of a broker for which none is configured."""
     return _NOT_IN_NAMES.sub("-", socket.gethostname())[:BROKER_NAME_MAX].strip("-") or "broker"
 
 

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from cosmodrome.errors import (
+    AccessDenied,
     Code,
     MessageTooLarge,
     ProtocolError,
@@ -26,6 +27,7 @@ from cosmodrome.errors import (
     StoreUnwritable,
     TimedOut,
     Unreachable,
+    reason_of,
 )
 from cosmodrome.layout import FLAG_RESPONSE
 from cosmodrome.wire import table
@@ -50,9 +52,18 @@ class Requester(Connection, Protocol):
         """Called once per dispatched request; None says that it ends without a reply."""
 
 
-class Deferred(Awaitable[R]):
-    """An answer that is made when a future is done: a handler that waits for one thing only
-    needs no task for it."""
+class Gate(Protocol):
+    """Decides who may ask for what."""
+
+    def check(
+        self, row: type[Command[Any]], ask: Command[Any], frame: Frame, peer: tuple[str, int]
+    ) -> None:
+        """AccessDenied when the request may not be served."""
+
+
+class PendingReply(Awaitable[R]):
+    """A reply that is made when a future is done: a handler that waits for one thing only needs
+    no task for it."""
 
     __slots__ = ("after", "make")
 
@@ -91,9 +102,18 @@ class LogLimit:
 class Router:
     """Serves the rows of one role with the handlers found on `services`."""
 
-    def __init__(self, role: Role, services: Sequence[object], *, partial: bool = False) -> None:
-        """`partial` allows rows without handler: they are answered "not supported"."""
+    def __init__(
+        self,
+        role: Role,
+        services: Sequence[object],
+        *,
+        partial: bool = False,
+        gate: Gate | None = None,
+    ) -> None:
+        """`partial` allows rows without handler: they are answered "not supported". Every request
+        passes the `gate` before its handler."""
         self.role = role
+        self._gate = gate
         self.requests: dict[int, int] = {UNKNOWN: 0}
         self.errors: dict[int, int] = {UNKNOWN: 0}
         self._handlers: dict[int, tuple[type[Command[Any]], Handler]] = {}
@@ -124,8 +144,14 @@ class Router:
         row, handler = entry
         self.requests[frame.code] += 1
         began = asyncio.get_running_loop().time() if self._slow_ms() else 0.0
+        if len(frame.body) > row.body_bytes_max:
+            self._failed(row, frame, requester, _long_body(row, len(frame.body)))
+            return
         try:
-            outcome = handler(table.decode(row, frame.ext, frame.body), Call(frame, requester))
+            ask = table.decode(row, frame.ext, frame.body)
+            if self._gate is not None:
+                self._gate.check(row, ask, frame, requester.peer)
+            outcome = handler(ask, Call(frame, requester))
         except Exception as error:
             self._failed(row, frame, requester, error)
             self._timed(row, requester, began)
@@ -133,7 +159,7 @@ class Router:
         if outcome is None or isinstance(outcome, Reply):
             self._finish(row, frame, requester, outcome)
             self._timed(row, requester, began)
-        elif isinstance(outcome, Deferred):
+        elif isinstance(outcome, PendingReply):
             frame.body = b""  # it is stored: what waits for the disk must not fill the memory
             self._await_future(row, frame, requester, outcome.after, outcome.make, began)
         elif isinstance(outcome, asyncio.Future):
@@ -171,13 +197,16 @@ class Router:
     # --- building ----------------------------------------------------------------------------
 
     def _add(self, row: type[Command[Any]], handler: Handler) -> None:
-        said = f"{row.name} ({row.request_code})"
         if row.planned:
-            raise AssertionError(f"{said} is marked as planned but has a handler: {handler!r}")
+            raise AssertionError(
+                f"{row.describe()} is marked as planned but has a handler: {handler!r}"
+            )
         if self.role not in row.served_by:
-            raise AssertionError(f"{said} is not served by the {self.role.value}: {handler!r}")
+            raise AssertionError(
+                f"{row.describe()} is not served by the {self.role.value}: {handler!r}"
+            )
         if row.request_code in self._handlers:
-            raise AssertionError(f"{said} has two handlers; the second is {handler!r}")
+            raise AssertionError(f"{row.describe()} has two handlers; the second is {handler!r}")
         self._handlers[row.request_code] = (row, handler)
         self.requests[row.request_code] = 0
         self.errors[row.request_code] = 0
@@ -267,7 +296,11 @@ class Router:
         if held is not None:
             log.warning(
                 "slow_request request=%s code=%d took_ms=%d peer=%s:%d held_back=%d",
-                *(row.name, row.request_code, took_ms, *requester.peer[:2], held),
+                row.name,
+                row.request_code,
+                took_ms,
+                *requester.peer[:2],
+                held,
             )
 
     # --- answering ---------------------------------------------------------------------------
@@ -297,6 +330,8 @@ class Router:
     def _code_and_remark(
         self, row: type[Command[Any]], frame: Frame, requester: Requester, error: Exception
     ) -> tuple[int, str]:
+        if isinstance(error, AccessDenied):
+            self._log_denied(row, requester, error)
         if isinstance(error, Refused):
             return error.code, error.remark
         if isinstance(error, StoreBusy):
@@ -311,20 +346,43 @@ class Router:
         if held is not None:
             log.error(
                 "request failed unexpectedly: request=%s code=%d opaque=%d peer=%s:%d held_back=%d",
-                *(row.name, row.request_code, frame.opaque, *requester.peer[:2], held),
+                row.name,
+                row.request_code,
+                frame.opaque,
+                *requester.peer[:2],
+                held,
                 exc_info=error,
             )
         return (
             Code.SYSTEM_ERROR,
-            f"{row.name} failed: {type(error).__name__}: {error}; the server's log has more.",
+            f"{row.name} failed: {type(error).__name__}: {reason_of(error)};"
+            " the server's log has more.",
         )
+
+    def _log_denied(
+        self, row: type[Command[Any]], requester: Requester, error: AccessDenied
+    ) -> None:
+        held = self._log_limit.admit("denied")
+        if held is not None:
+            log.warning(
+                "request_denied request=%s code=%d peer=%s:%d reason=%r held_back=%d",
+                row.name,
+                row.request_code,
+                *requester.peer[:2],
+                error.remark,
+                held,
+            )
 
     def _answer_error(self, frame: Frame, requester: Requester, code: int, remark: str) -> None:
         remark = remark[:REMARK_CHARACTERS_MAX]
         if frame.is_oneway:
             log.debug(
                 "one-way request refused: code=%d opaque=%d peer=%s:%d answer=%d remark=%s",
-                *(frame.code, frame.opaque, *requester.peer[:2], code, remark),
+                frame.code,
+                frame.opaque,
+                *requester.peer[:2],
+                code,
+                remark,
             )
             requester.answer(None)
             return
@@ -334,16 +392,22 @@ class Router:
         row = table.rows().get(code)
         if row is None:
             return f"Request code {code} is not known to this {self.role.value}."
-        said = f"{row.name} ({code})"
         if self.role not in row.served_by:
             servers = " or ".join(sorted(role.value for role in row.served_by))
             return (
-                f"{said} is served by the {servers}, this is a {self.role.value};"
+                f"{row.describe()} is served by the {servers}, this is a {self.role.value};"
                 " check the address the request was sent to."
             )
         if row.planned:
-            return f"{said} is not served: {row.planned}"
-        return f"{said} is not served on this port."
+            return f"{row.describe()} is not served: {row.planned}"
+        return f"{row.describe()} is not served on this port."
+
+
+def _long_body(row: type[Command[Any]], size: int) -> ProtocolError:
+    return ProtocolError(
+        f"{row.describe()} with a body of {size} bytes: at most {row.body_bytes_max} are taken;"
+        " send less at once."
+    )
 
 
 def reply_frame(request: Frame, reply: Reply) -> Frame:

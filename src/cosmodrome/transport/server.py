@@ -11,10 +11,13 @@ from collections.abc import Callable
 
 from cosmodrome.env.options import SocketOptions
 from cosmodrome.errors import ConfigError
+from cosmodrome.transport.admission import Admission
 from cosmodrome.transport.connection import SocketConnection
-from cosmodrome.transport.health import http_response
-from cosmodrome.transport.parties import Lane, Limits
+from cosmodrome.transport.http.health import http_response
+from cosmodrome.transport.peers import Lane, Limits
 from cosmodrome.transport.router import LogLimit, Router
+from cosmodrome.transport.tls import PLAIN, PLAIN_REFUSED, Door
+from cosmodrome.transport.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +35,17 @@ class Server:
         name: str,
         hint: str = "",
         lane: Lane | None = None,
+        door: Door | None = None,
     ) -> None:
         self.name = name
+        self._door = door or Door()
         self.log_limit = LogLimit()
+        self.turns = Turns()
         self._router = router
         self._lane = lane
         self._options = options
         self._hint = hint
+        self._admission = Admission(options)
         self._limits = Limits(
             idle_s=options.server_channel_max_idle_time_seconds,
             in_flight_max=options.server_requests_in_flight_max,
@@ -84,11 +91,20 @@ class Server:
             ) from error
         self._listeners.append(listener)
         bound: int = listener.sockets[0].getsockname()[1]
-        log.info("listening: name=%s host=%s port=%d", self.name, host or "*", bound)
+        self._admission.look_again()
+        log.info(
+            "listening: name=%s host=%s port=%d connections_max=%d",
+            self.name,
+            host or "*",
+            bound,
+            self._admission.connections_max,
+        )
         return bound
 
     def _connection(self) -> SocketConnection:
-        return SocketConnection(self._router, self, self._limits, self._buffer, lane=self._lane)
+        return SocketConnection(
+            self._router, self, self._limits, self._buffer, lane=self._lane, door=self._door
+        )
 
     async def stop(self, *, grace_ms: int = 3000) -> None:
         """Accept no more, let what is in flight finish within the grace, flush and close.
@@ -103,7 +119,7 @@ class Server:
             listener.close()
         for connection in self._connections:
             connection.refuse_requests(f"This {self.name} is stopping; use another one.")
-        await self._wait_until(lambda: not any(c.in_flight for c in self._connections), deadline)
+        await self._wait_until(lambda: not any(c.busy for c in self._connections), deadline)
         await self._router.stop(grace_s=max(0.0, deadline - loop.time()))
         for connection in tuple(self._connections):
             connection.close(f"the {self.name} stops")
@@ -130,13 +146,16 @@ class Server:
     def connection_opened(self, connection: SocketConnection) -> bool:
         if self._stopping:
             return False
-        if len(self._connections) >= self._options.server_connections_max:
+        reason = self._admission.admit(connection.peer[0], connection.file_number)
+        if reason:
             held = self.log_limit.admit("connections")
             if held is not None:
                 log.warning(
-                    "connection refused: name=%s peer=%s:%d reason=serverConnectionsMax is %d;"
-                    " raise it if the machine has room held_back=%d",
-                    *(self.name, *connection.peer, self._options.server_connections_max, held),
+                    "connection refused: name=%s peer=%s:%d reason=%s held_back=%d",
+                    self.name,
+                    *connection.peer,
+                    reason,
+                    held,
                 )
             return False
         self._connections.add(connection)
@@ -144,7 +163,9 @@ class Server:
 
     def stray(self, kind: str) -> tuple[str, bytes]:
         if kind == "tls":
-            return "TLS is not enabled on this port", b""
+            return self._door.why_not_tls or "TLS within TLS", b""
+        if kind == PLAIN:
+            return PLAIN_REFUSED, b""
         if kind == "http":
             hint = self._hint or (
                 f"This is a {self.name} port: it speaks the RocketMQ remoting protocol, not HTTP;"
@@ -162,4 +183,5 @@ class Server:
 
     def connection_lost(self, connection: SocketConnection) -> None:
         self._connections.discard(connection)
+        self._admission.leave(connection.peer[0])
         self._changed.set()

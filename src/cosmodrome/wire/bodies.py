@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from cosmodrome import speed
 from cosmodrome.errors import ProtocolError
@@ -23,7 +23,10 @@ from cosmodrome.wire.frame import VERSION
 
 B = TypeVar("B", bound="Body")
 
+MASTER_ID = 0  # of a broker; its slaves have others
 PERM_INHERIT, PERM_WRITE, PERM_READ = 1, 2, 4
+QUEUES_MAX = 65_535  # of a topic on one broker
+TOPICS_MAX = 100_000  # of one broker
 TAG, SQL92 = "TAG", "SQL92"
 EVERYTHING = "*"
 
@@ -38,6 +41,11 @@ CONSUME_FROM_WHERE = (
     "CONSUME_FROM_TIMESTAMP",
 )
 _ENUMERATIONS = frozenset({"consumeType", "messageModel", "consumeFromWhere"})
+
+
+def _setting(text: str, least: int | None = None, most: int | None = None) -> Meta:
+    """What a field means and may hold, for tools; nothing is refused while decoding."""
+    return Meta(description=text, extra={"least": least, "most": most})
 
 
 class Body(msgspec.Struct, rename="camel", kw_only=True):
@@ -69,13 +77,19 @@ class DataVersion(Body, kw_only=True):
 
 class TopicConfig(Body, kw_only=True):
     attributes: dict[str, str] | UnsetType = UNSET
-    order: bool = False
-    perm: int = PERM_READ | PERM_WRITE
-    read_queue_nums: int = 16
+    order: Annotated[
+        bool, _setting("Whether name servers fix its number of queues, for strict order.")
+    ] = False
+    perm: Annotated[int, _setting("RW, R, W or NONE.")] = PERM_READ | PERM_WRITE
+    read_queue_nums: Annotated[
+        int, _setting("Queues for consumers on each broker.", 1, QUEUES_MAX)
+    ] = 16
     topic_filter_type: str = "SINGLE_TAG"
     topic_name: str
     topic_sys_flag: int = 0
-    write_queue_nums: int = 16
+    write_queue_nums: Annotated[
+        int, _setting("Queues for producers on each broker.", 1, QUEUES_MAX)
+    ] = 16
 
 
 class TopicConfigSerializeWrapper(Body, kw_only=True):
@@ -159,9 +173,11 @@ class KVTable(Body, kw_only=True):
 
 class SubscriptionGroupConfig(Body, kw_only=True):
     attributes: dict[str, str] | UnsetType = UNSET
-    broker_id: int = 0
-    consume_broadcast_enable: bool = True
-    consume_enable: bool = True
+    broker_id: Annotated[int, _setting("Id of the broker to consume from; 0 is the master.", 0)] = 0
+    consume_broadcast_enable: Annotated[bool, _setting("Whether it may consume as broadcast.")] = (
+        True
+    )
+    consume_enable: Annotated[bool, _setting("Whether it may consume at all.")] = True
     consume_from_min_enable: bool = True
     consume_message_orderly: bool | UnsetType = UNSET
     consume_timeout_minute: int | UnsetType = UNSET
@@ -169,9 +185,15 @@ class SubscriptionGroupConfig(Body, kw_only=True):
     group_retry_policy: dict[str, Any] | UnsetType = UNSET
     group_sys_flag: int | UnsetType = UNSET
     notify_consumer_ids_changed_enable: bool = True
-    retry_max_times: int = 16
-    retry_queue_nums: int = 1
-    which_broker_when_consume_slowly: int = 1
+    retry_max_times: Annotated[
+        int, _setting("Attempts for one message; -1: the client decides.", -1)
+    ] = 16
+    retry_queue_nums: Annotated[
+        int, _setting("Queues of its retry topic; 0: no retries.", 0, QUEUES_MAX)
+    ] = 1
+    which_broker_when_consume_slowly: Annotated[
+        int, _setting("Id of the broker to consume from when it falls behind.", 0)
+    ] = 1
 
 
 class SubscriptionGroupWrapper(Body, kw_only=True):
@@ -371,10 +393,20 @@ def encode(body: Body, *, standard: bool = False, pretty: bool = False) -> bytes
     return msgspec.json.encode(body)
 
 
+def encode_rows(rows: dict[MessageQueue, Any]) -> bytes:
+    """Rows of a table by queue as `encode` writes them, without the braces around the table."""
+    return fastjson.dumps(_builtins(rows))[1:-1]
+
+
 def _repair(value: Any, kind: type[Body]) -> Any:
     """Drop null members, turn object keys into MessageQueues and ordinals into text."""
     if isinstance(value, list):
-        return [_repair(item, kind) for item in value if item is not None]
+        # A call per number of a long list would take longer than to read it.
+        return [
+            _repair(item, kind) if type(item) is dict or type(item) is list else item
+            for item in value
+            if item is not None
+        ]
     if not isinstance(value, dict):
         return value
     out: dict[Any, Any] = {}
@@ -427,7 +459,7 @@ def _enumeration(value: str, names: tuple[str, ...]) -> str:
 # zlib of: length i32, DataVersion | count i32, count × (length i32, topic line) | length i32, list
 # A topic line is "name read write perm filterType" with single blanks (5.x adds attributes).
 
-INFLATED_BYTES_MAX = 64 * 1024 * 1024
+INFLATED_BYTES_MAX = 16 * 1024 * 1024  # as much as fits into a frame without compression
 _LENGTH = struct.Struct(">i")
 _BARE_WRAPPER_BEFORE = 37  # Compat: brokers before 3.0.11 send the topics alone
 
@@ -464,7 +496,12 @@ def decode_registration(
     cursor = _Cursor(_inflate(data))
     data_version = decode(DataVersion, cursor.take(cursor.length()))
     topics: dict[str, TopicConfig] = {}
-    for _ in range(cursor.length()):
+    count = cursor.length()
+    if count > TOPICS_MAX:
+        raise ProtocolError(
+            f"registration: {count} topics; a broker has at most {TOPICS_MAX}, delete unused ones"
+        )
+    for _ in range(count):
         topic = _topic_line(cursor.take(cursor.length()))
         topics[topic.topic_name] = topic
     try:

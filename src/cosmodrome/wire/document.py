@@ -8,22 +8,26 @@ from __future__ import annotations
 import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from cosmodrome.layout import HEADER_BYTES_MAX
 from cosmodrome.wire.commands import Int32
-from cosmodrome.wire.table import Command, Role, header_fields, rows
+from cosmodrome.wire.table import BODY_BYTES_MAX, Command, Role, header_fields, rows
+
+KIB = 1024
 
 _INTRODUCTION = """\
 # Protocol
 
 <!-- Written by `python -m cosmodrome.wire.document`; change the rows in wire/commands instead. -->
 
-Every request code, from the same table that the server runs on. Header fields travel as strings;
-`!` marks those that must be present, and fields unknown to a row are ignored.
-A code without a handler is answered with 3 (REQUEST_CODE_NOT_SUPPORTED).
+All request codes, made from the table that the servers use. Header fields are sent as strings. `!`
+marks a field that must be present. A field that a row does not name is ignored.
+A request whose code is not served is answered with 3 (REQUEST_CODE_NOT_SUPPORTED). What a request
+needs is asked for with `aclEnable`; [security.md](security.md) explains it.
 """
 
 _SECTIONS = {
@@ -41,6 +45,7 @@ def render() -> str:
 def _lines() -> Iterator[str]:
     table = rows()
     yield _INTRODUCTION
+    yield _sizes(table)
     yield "| server | codes | served |"
     yield "|---|---|---|"
     for role in (Role.BROKER, Role.NAMESERVER, Role.FILTERSERVER):
@@ -49,11 +54,24 @@ def _lines() -> Iterator[str]:
         yield f"| {role.value} | {len(of_role)} | {served} |"
     for role, title in _SECTIONS.items():
         yield f"\n## {title}\n"
-        yield "| code | name | class | request header | reply header | meaning | state |"
-        yield "|---|---|---|---|---|---|---|"
+        yield "| code | name | class | request header | reply header | needs | meaning | state |"
+        yield "|---|---|---|---|---|---|---|---|"
         for code in sorted(table):
             if role in table[code].served_by:
                 yield _row(table[code], role)
+
+
+def _sizes(table: Mapping[int, type[Command[Any]]]) -> str:
+    longer: dict[int, list[str]] = {}
+    for code, row in sorted(table.items()):
+        longer.setdefault(row.body_bytes_max, []).append(str(code))
+    del longer[BODY_BYTES_MAX]
+    others = "; ".join(f"{size // KIB} KiB: {', '.join(longer[size])}" for size in sorted(longer))
+    return (
+        f"A header may have {HEADER_BYTES_MAX // KIB} KiB; a longer one ends the connection."
+        f" The body of a request may have\n{BODY_BYTES_MAX // KIB} KiB; a longer one is answered"
+        f" with 1 (SYSTEM_ERROR). Other limits: {others}.\n"
+    )
 
 
 def _row(row: type[Command[Any]], role: Role) -> str:
@@ -61,13 +79,14 @@ def _row(row: type[Command[Any]], role: Role) -> str:
     if role is Role.CLIENT:
         state = "understood by clients"
     else:
-        state = f"no: {row.planned}" if row.planned else "served"
+        state = f"not served: {row.planned}" if row.planned else "served"
     cells = (
         str(row.request_code),
         row.name,
         f"`{row.__name__}`",
         _fields(row),
         _fields(row.reply),
+        "" if row.needs is None else row.needs.text,
         meaning,
         state,
     )

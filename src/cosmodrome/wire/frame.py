@@ -1,7 +1,9 @@
 """One frame: a length word, a header in JSON or binary form, and a body.
 
 `FrameSplitter` cuts a byte stream that arrives in any pieces into frames. It holds at most one
-unfinished frame, and a frame is refused by its length word before its content is buffered.
+unfinished frame, and a frame is refused by its two length words before its content is buffered:
+headers are read as a whole, so they are bounded more tightly than bodies.
+`InPlaceSplitter` does the same for a reader that owns the buffer: it copies no body.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from cosmodrome.layout import (
     FRAME_BYTES_MAX,
     FRAME_LENGTH,
     FRAME_PREFIX,
+    HEADER_BYTES_MAX,
     HEADER_LENGTH_MASK,
     SERIALIZE_JSON,
 )
@@ -61,6 +64,8 @@ def encode(frame: Frame) -> bytes:
         frame.remark,
         frame.ext,
     )
+    if len(header) > HEADER_BYTES_MAX and not frame.is_response:
+        raise ProtocolError(_long_header(len(header)))  # the peer would end the connection
     length = 4 + len(header) + len(frame.body)
     if length + 4 > FRAME_BYTES_MAX:
         raise ProtocolError(
@@ -71,7 +76,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def prepare_json(code: int, ext: dict[str, str], last: str) -> Prepared:
-    """A JSON request header in two parts, for `speed.clientside.send_frame`: up to the opaque
+    """A JSON request header in two parts, for `speed.client.send_frame`: up to the opaque
     number, and from there to the value of the field `last`; one field more follows it."""
     opening = f'{{"code":{code},"flag":0,"language":"{LANGUAGES[LANGUAGE]}","opaque":'
     fields = "".join(f"{_json_text(name)}:{_json_text(value)}," for name, value in ext.items())
@@ -86,6 +91,8 @@ def decode(data: bytes) -> Frame:
     word = int.from_bytes(data[:4], "big")
     serialize = word >> 24
     header_end = 4 + (word & HEADER_LENGTH_MASK)
+    if header_end - 4 > HEADER_BYTES_MAX:
+        raise ProtocolError(_long_header(header_end - 4))
     if header_end > len(data):
         raise ProtocolError(
             f"a header of {header_end - 4} bytes in a frame that has {len(data) - 4} left for it"
@@ -99,10 +106,11 @@ def decode(data: bytes) -> Frame:
 class FrameSplitter:
     """Bytes in any pieces → frames. After a ProtocolError the stream has no next frame."""
 
-    __slots__ = ("_frame_bytes_max", "_rest")
+    __slots__ = ("_length_max", "_rest")
+    _in_place = False  # whether bodies are views of what was fed
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        self._frame_bytes_max = frame_bytes_max
+        self._length_max = frame_bytes_max - FRAME_LENGTH.size
         self._rest = bytearray()  # the unfinished frame
 
     @property
@@ -124,27 +132,74 @@ class FrameSplitter:
                 rest += data[at:]
         return frames
 
+    def drop(self) -> None:
+        """Give up the memory of an unfinished frame: nothing more is fed."""
+        self._rest = bytearray()
+
     def _cut(self, source: bytes | bytearray | memoryview) -> tuple[list[Frame], int]:
         frames: list[Frame] = []
-        at = 0
+        at, in_place = 0, self._in_place
         with memoryview(source) as view:
             size = len(view)
             while size - at >= 4:
                 (length,) = FRAME_LENGTH.unpack_from(view, at)
-                if not 4 <= length <= self._frame_bytes_max - 4:
-                    raise ProtocolError(_bad_length(length, self._frame_bytes_max))
+                if not 4 <= length <= self._length_max:
+                    raise ProtocolError(_bad_length(length, self._length_max + FRAME_LENGTH.size))
                 end = at + 4 + length
                 if end > size:
+                    _check_header(view, at)
                     break
-                frames.append(decode(bytes(view[at + 4 : end])))
+                if in_place:
+                    frames.append(_decode_in_place(view, at, end))
+                else:
+                    frames.append(decode(bytes(view[at + 4 : end])))
                 at = end
         return frames, at
+
+
+class InPlaceSplitter(FrameSplitter):
+    """Cuts frames out of a buffer that its owner keeps; their bodies are views of that buffer.
+
+    Every `feed` gets what was received and not `used` before. The unfinished frame stays where it
+    is; `needed` says how many bytes it will have, as far as that is known.
+    """
+
+    __slots__ = ("needed", "used")
+    _in_place = True
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        super().__init__(frame_bytes_max)
+        self.used = 0  # bytes of the last piece that became frames
+        self.needed = FRAME_LENGTH.size
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        frames, used = self._cut(data)
+        self.used, self.needed = used, FRAME_LENGTH.size
+        if used + FRAME_LENGTH.size <= len(data):
+            self.needed += FRAME_LENGTH.unpack_from(data, used)[0]
+        return frames
+
+
+def _decode_in_place(view: memoryview, at: int, end: int) -> Frame:
+    """The frame between `at` and `end`; only its header is copied."""
+    _, word = FRAME_PREFIX.unpack_from(view, at)
+    header_end = at + 8 + (word & HEADER_LENGTH_MASK)
+    if header_end > end or header_end - at - 8 > HEADER_BYTES_MAX:
+        return decode(bytes(view[at + 4 : end]))  # which says what is wrong
+    code, language, version, opaque, flag, remark, ext = speed.decode_header(
+        word >> 24, bytes(view[at + 8 : header_end])
+    )
+    frame = Frame(code, opaque, flag, ext, b"", remark, version, language, word >> 24)
+    # Whoever chose `InPlaceSplitter` knows that bodies are views; a cast would cost a call.
+    frame.body = view[header_end:end]  # type: ignore[assignment]
+    return frame
 
 
 def frame_end(view: memoryview, at: int) -> int:
     """Where the frame at `at` ends, 0 when it is not whole.
 
-    An impossible length counts as whole: whoever cuts the frame says what is wrong with it.
+    An impossible length counts as whole: whoever cuts the frame says what is wrong with it, before
+    more of it is read.
     """
     if len(view) - at < FRAME_LENGTH.size:
         return 0
@@ -152,7 +207,23 @@ def frame_end(view: memoryview, at: int) -> int:
     if length > FRAME_BYTES_MAX - FRAME_LENGTH.size:
         return len(view)
     end: int = at + FRAME_LENGTH.size + length
-    return end if end <= len(view) else 0
+    if end <= len(view):
+        return end
+    return len(view) if _header_bytes(view, at) > HEADER_BYTES_MAX else 0
+
+
+def _header_bytes(view: memoryview, at: int) -> int:
+    """How long the header of the frame at `at` is, 0 when that has not been read yet."""
+    if len(view) - at < FRAME_PREFIX.size:
+        return 0
+    word: int = FRAME_PREFIX.unpack_from(view, at)[1]
+    return word & HEADER_LENGTH_MASK
+
+
+def _check_header(view: memoryview, at: int) -> None:
+    size = _header_bytes(view, at)
+    if size > HEADER_BYTES_MAX:
+        raise ProtocolError(_long_header(size))
 
 
 def sniff(first_bytes: bytes) -> str | None:
@@ -160,7 +231,7 @@ def sniff(first_bytes: bytes) -> str | None:
 
     A frame's first byte is always zero, so three or four bytes decide.
     """
-    if first_bytes[:2] == b"\x16\x03":
+    if first_bytes[:2] == TLS_FIRST_BYTE + b"\x03":
         return "tls"
     if first_bytes[:4] == b"PRI ":
         return "grpc"
@@ -169,7 +240,12 @@ def sniff(first_bytes: bytes) -> str | None:
     return None
 
 
+TLS_FIRST_BYTE = b"\x16"
 _HTTP_METHODS = frozenset({b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC"})
+
+
+def _long_header(size: int) -> str:
+    return f"a header of {size} bytes; at most {HEADER_BYTES_MAX} fit, put less into its fields"
 
 
 def _bad_length(length: int, frame_bytes_max: int) -> str:

@@ -17,6 +17,7 @@ from cosmodrome.layout import (
     NAME_END,
     PAIR_END,
 )
+from cosmodrome.speed.packing import BodyTooBig as BodyTooBig
 from cosmodrome.speed.packing import compress as compress
 from cosmodrome.speed.packing import decompress as decompress
 
@@ -56,11 +57,37 @@ INNER_MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
 # Names that user properties may not take.
 RESERVED = frozenset(
     {
-        *(KEYS, TAGS, WAIT, DELAY, RETRY_TOPIC, REAL_TOPIC, REAL_QUEUE_ID, TRANSACTION_PREPARED),
-        *(PRODUCER_GROUP, MIN_OFFSET, MAX_OFFSET, BUYER_ID, ORIGIN_MESSAGE_ID, TRANSFER_FLAG),
-        *(CORRECTION_FLAG, MQ2_FLAG, RECONSUME_TIME, MSG_REGION, TRACE_ON, UNIQ_KEY),
-        *(MAX_RECONSUME_TIMES, CONSUME_START_TIME, INSTANCE_ID, CORRELATION_ID, REPLY_TO_CLIENT),
-        *(TTL, ARRIVE_TIME, PUSH_REPLY_TIME, CLUSTER, MSG_TYPE, INNER_MULTI_QUEUE_OFFSET),
+        KEYS,
+        TAGS,
+        WAIT,
+        DELAY,
+        RETRY_TOPIC,
+        REAL_TOPIC,
+        REAL_QUEUE_ID,
+        TRANSACTION_PREPARED,
+        PRODUCER_GROUP,
+        MIN_OFFSET,
+        MAX_OFFSET,
+        BUYER_ID,
+        ORIGIN_MESSAGE_ID,
+        TRANSFER_FLAG,
+        CORRECTION_FLAG,
+        MQ2_FLAG,
+        RECONSUME_TIME,
+        MSG_REGION,
+        TRACE_ON,
+        UNIQ_KEY,
+        MAX_RECONSUME_TIMES,
+        CONSUME_START_TIME,
+        INSTANCE_ID,
+        CORRELATION_ID,
+        REPLY_TO_CLIENT,
+        TTL,
+        ARRIVE_TIME,
+        PUSH_REPLY_TIME,
+        CLUSTER,
+        MSG_TYPE,
+        INNER_MULTI_QUEUE_OFFSET,
     }
 )
 
@@ -92,6 +119,12 @@ def format_properties(pairs: Mapping[str, str]) -> str:
     return PAIR_END.join([f"{name}{NAME_END}{value}" for name, value in pairs.items()])
 
 
+def whole_number(text: str) -> int | None:
+    """The number that a peer wrote in plain digits; None for anything else, and for one that no
+    64 bits hold. (`int` takes other scripts and fails on thousands of digits.)"""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
 def tags_code(tags: str) -> int:
     """The number that stands for a tag in a queue entry; different tags may share one."""
     return speed.java_hash(tags)
@@ -116,6 +149,11 @@ def parse_offset_message_id(text: str) -> tuple[bytes, int]:
     return host, int.from_bytes(data[-8:], "big", signed=True)
 
 
+def join_address(host: str, port: int) -> str:
+    """`host:port` as people write it, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def pack_host(ip: str, port: int) -> bytes:
     """Address and port as stored; an IPv4 address in IPv6 clothes becomes plain IPv4."""
     try:
@@ -132,3 +170,8 @@ def unpack_host(host: bytes) -> tuple[str, int]:
     if len(host) not in (HOST_V4_BYTES, HOST_V6_BYTES):
         raise ProtocolError(f"a host of {len(host)} bytes; expected 8 or 20")
     return str(ipaddress.ip_address(bytes(host[:-4]))), int.from_bytes(host[-4:], "big")
+
+
+def host_text(host: bytes) -> str:
+    """A stored host as people write it."""
+    return join_address(*unpack_host(host))

@@ -17,6 +17,18 @@ RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 SYSTEM_PREFIX = "rmq_sys_"
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+TOOLS_GROUP = "TOOLS_CONSUMER"  # of upstream's own tools; nobody relies on its progress
+# Groups that every broker has for tools, in upstream's order.
+BUILT_IN_GROUPS = (
+    TOOLS_GROUP,
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+)
+SYSTEM_GROUPS = frozenset({*BUILT_IN_GROUPS, "__MONITOR_CONSUMER"})  # nobody's consumers
 
 AUTO_CREATE_TOPIC = "TBW102"
 SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
@@ -76,6 +88,10 @@ def dlq_topic(group: str) -> str:
 
 def is_system_topic(name: str) -> bool:
     return name in SYSTEM_TOPICS or name.startswith(SYSTEM_PREFIX)
+
+
+def is_system_group(name: str) -> bool:
+    return name in SYSTEM_GROUPS or name.startswith(SYSTEM_GROUP_PREFIX)
 
 
 def _check(kind: str, name: str, length_max: int) -> None:

@@ -72,9 +72,8 @@ def decode_record(data: bytes | bytearray | memoryview, at: int = 0) -> Record:
     view = memoryview(data)
     if not 0 <= at <= len(view) - RECORD_BYTES_MIN:
         raise ProtocolError(f"record at {at}: only {max(len(view) - at, 0)} bytes are left")
-    (*(size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms),) = (
-        RECORD_HEAD.unpack_from(view, at)
-    )
+    head = RECORD_HEAD.unpack_from(view, at)
+    size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = head
     if magic not in (MAGIC_RECORD, MAGIC_RECORD_V2):
         raise ProtocolError(f"record at {at}: unknown magic 0x{magic & 0xFFFFFFFF:08x}")
     if not RECORD_BYTES_MIN <= size <= len(view) - at:
@@ -213,27 +212,16 @@ def decode_records(data: bytes) -> list[Record]:
                     topic_bytes = data[body_end + 1 : topic_end]
                     if topic_bytes != topic_seen:
                         topic_seen, topic = topic_bytes, str(topic_bytes, "utf-8", "replace")
-                    records.append(
-                        Record(
-                            size,
-                            magic,
-                            crc,
-                            queue_id,
-                            flag,
-                            queue_offset,
-                            log_offset,
-                            sys_flag,
-                            born_ms,
-                            born_host,
-                            store_ms,
-                            store_host,
-                            reconsume_times,
-                            prepared_offset,
-                            data[body_at:body_end],
-                            topic,
-                            str(data[text_at:next_at], "utf-8", "replace"),
-                        )
-                    )
+                    body = data[body_at:body_end]
+                    text = str(data[text_at:next_at], "utf-8", "replace")
+                    # Field by field: `Record(*fields)` takes a seventh more time in all.
+                    # fmt: off
+                    records.append(Record(
+                        size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag,
+                        born_ms, born_host, store_ms, store_host, reconsume_times, prepared_offset,
+                        body, topic, text,
+                    ))
+                    # fmt: on
                     at = next_at
                     continue
         record = decode_record(data, at)

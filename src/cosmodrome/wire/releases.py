@@ -12,9 +12,9 @@ VERSIONS_PER_MINOR = 20
 
 def release(version: int) -> str:
     """The release that a version number stands for; the number itself where that is not known."""
-    place = version - VERSION_4_0_0
-    if place < -1:
+    steps = version - VERSION_4_0_0
+    if steps < -1:
         return str(version)
-    snapshot = "" if place % 2 == 0 else "-SNAPSHOT"
-    minor, patch = divmod((place + 1) // 2, VERSIONS_PER_MINOR // 2)
+    snapshot = "" if steps % 2 == 0 else "-SNAPSHOT"
+    minor, patch = divmod((steps + 1) // 2, VERSIONS_PER_MINOR // 2)
     return f"{4 + minor // 10}.{minor % 10}.{patch}{snapshot}"

@@ -1,4 +1,4 @@
-"""JSON bodies about the progress of consumers: what operators ask for and what members are told.
+"""JSON bodies of reports: the progress of consumers and slaves, and what members are told.
 
 Read and written by `bodies.decode` and `bodies.encode`.
 """
@@ -94,3 +94,69 @@ class PendingTimer(Body, kw_only=True):
 
 class PendingTimers(Body, kw_only=True):
     pending: list[PendingTimer] = field(default_factory=list)
+
+
+class HAConnectionRuntimeInfo(Body, kw_only=True):
+    """A slave, as its master sees it. What follows `transferred_byte_in_second` is ours."""
+
+    addr: str = ""
+    diff: int = 0
+    in_sync: bool = False
+    slave_ack_offset: int = 0
+    transfer_from_where: int = 0
+    transferred_byte_in_second: int = 0
+    node: str | UnsetType = UNSET  # broker name and id; a classic slave does not say who it is
+    classic: bool | UnsetType = UNSET
+    lag_seconds: float | UnsetType = UNSET
+    silent_seconds: float | UnsetType = UNSET
+
+
+class HAClientRuntimeInfo(Body, kw_only=True):
+    """A slave, as it sees itself. What follows `transferred_byte_in_second` is ours."""
+
+    last_read_timestamp: int = 0
+    last_write_timestamp: int = 0
+    master_addr: str | UnsetType | None = UNSET
+    master_flush_offset: int = 0
+    max_offset: int = 0
+    transferred_byte_in_second: int = 0
+    state: str | UnsetType = UNSET
+    why: str | UnsetType = UNSET
+    classic: bool | UnsetType = UNSET
+    master_max_offset: int | UnsetType = UNSET
+    lag_bytes: int | UnsetType = UNSET
+    lag_seconds: float | UnsetType = UNSET
+    silent_seconds: float | UnsetType = UNSET
+    copied_percent: float | UnsetType = UNSET
+    links_made: int | UnsetType = UNSET
+
+
+class HARuntimeInfo(Body, kw_only=True):
+    """How replication stands at one broker. What follows `master_commit_log_max_offset` is ours."""
+
+    ha_client_runtime_info: HAClientRuntimeInfo = field(default_factory=HAClientRuntimeInfo)
+    ha_connection_info: list[HAConnectionRuntimeInfo] = field(default_factory=list)
+    in_sync_slave_nums: int = 0
+    master: bool = False
+    master_commit_log_max_offset: int = 0
+    broker_role: str | UnsetType = UNSET
+    refused_links: int | UnsetType = UNSET
+    refused_why: str | UnsetType = UNSET
+
+
+class AccountInfo(Body, kw_only=True):
+    """An account without its secret."""
+
+    access_key: str
+    white_remote_address: str = ""
+    admin: bool = False
+    peer: bool = False
+    default_topic_perm: str = "DENY"
+    default_group_perm: str = "DENY"
+    topic_perms: list[str] = field(default_factory=list)
+    group_perms: list[str] = field(default_factory=list)
+
+
+class AccountList(Body, kw_only=True):
+    accounts: list[AccountInfo] = field(default_factory=list)
+    global_white_remote_addresses: list[str] = field(default_factory=list)

@@ -4,7 +4,7 @@ A row is a `Command` subclass: its fields are the request's header fields, its `
 holds the answer's. `decode`/`encode` turn a row into the string map that travels in a frame
 header; codecs, dispatch, typed calls, documentation and tests all read the same rows.
 
-    @command(30, "GET_MAX_OFFSET", served_by=BROKER)
+    @command(30, "GET_MAX_OFFSET", served_by=BROKER, needs=topic("topic", SUB))
     class GetMaxOffset(Command[OffsetReply]):
         '''Offset that the next message of this queue will receive.'''
         topic: str
@@ -19,13 +19,20 @@ from __future__ import annotations
 import enum
 import functools
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, overload
 
 import msgspec
 
 from cosmodrome.errors import Code, ProtocolError
+from cosmodrome.layout import FRAME_BYTES_MAX
 from cosmodrome.wire.frame import Frame
+from cosmodrome.wire.needs import Needs
+
+BODY_BYTES_MAX = 64 * 1024  # of a request that is not known to bring more
+SETTINGS_BYTES_MAX = 16 * 1024  # of one that brings settings; all of them fit
+LIST_BYTES_MAX = 256 * 1024  # of one that brings a list: subscriptions, queues
+ANY_BODY = FRAME_BYTES_MAX  # whoever serves it has limits of its own
 
 
 class Role(enum.Enum):
@@ -89,20 +96,42 @@ class Command(msgspec.Struct, Generic[R], rename="camel", kw_only=True):
     request_code: ClassVar[int]
     name: ClassVar[str]
     served_by: ClassVar[frozenset[Role]]
+    needs: ClassVar[Needs | None]  # what a broker or name server asks for; None of other rows
     planned: ClassVar[str]  # why no handler exists yet; empty when served
+    body_bytes_max: ClassVar[int]
     reply: ClassVar[type[Reply]]
     success_codes: ClassVar[frozenset[int]] = frozenset({Code.SUCCESS})
 
     body: bytes = b""
 
+    # Three overloads, so that who calls a handler itself knows what it gets.
+    @overload
+    @classmethod
+    def handler(
+        cls, method: Callable[[S, Self, Call], Coroutine[Any, Any, R]]
+    ) -> Callable[[S, Self, Call], Coroutine[Any, Any, R]]: ...
+
+    @overload
+    @classmethod
+    def handler(cls, method: Callable[[S, Self, Call], R]) -> Callable[[S, Self, Call], R]: ...
+
+    @overload
     @classmethod
     def handler(
         cls, method: Callable[[S, Self, Call], R | Awaitable[R | None]]
-    ) -> Callable[[S, Self, Call], R | Awaitable[R | None]]:
+    ) -> Callable[[S, Self, Call], R | Awaitable[R | None]]: ...
+
+    @classmethod
+    def handler(cls, method: Any) -> Any:
         """Mark a service method as what serves this row. Plain methods are answered at once;
         `async def` methods run as tasks; None means that no answer is sent."""
-        method.serves = (*getattr(method, "serves", ()), cls)  # type: ignore[attr-defined]
+        method.serves = (*getattr(method, "serves", ()), cls)
         return method
+
+    @classmethod
+    def describe(cls) -> str:
+        """The row as people know it: name and code."""
+        return f"{cls.name} ({cls.request_code})"
 
 
 _registry: dict[int, type[Command[Any]]] = {}
@@ -115,10 +144,14 @@ def command(
     name: str,
     *,
     served_by: Role | tuple[Role, ...],
+    needs: Needs | None = None,
     planned: str = "",
     success: tuple[int, ...] = (0,),
+    body_bytes_max: int = BODY_BYTES_MAX,
 ) -> Callable[[type[C]], type[C]]:
-    """Register a row. `planned` says why its server answers "not supported" for now."""
+    """Register a row. `needs` says who may ask; a broker or name server serves no row without it.
+    `planned` says why its server answers "not supported" for now. A request whose body is longer
+    than `body_bytes_max` is refused before anybody reads it."""
 
     def register(row: type[C]) -> type[C]:
         if code in _registry:
@@ -126,7 +159,11 @@ def command(
         row.request_code = code
         row.name = name
         row.served_by = frozenset(served_by if isinstance(served_by, tuple) else (served_by,))
+        row.needs = needs
         row.planned = planned
+        row.body_bytes_max = body_bytes_max
+        if needs is None and not planned and row.served_by & {BROKER, NAMESERVER}:
+            raise AssertionError(f"{row.describe()} does not say what it needs (wire/needs.py)")
         row.reply = _reply_type(row)
         row.success_codes = frozenset(success)
         _registry[code] = row

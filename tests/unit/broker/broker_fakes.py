@@ -8,7 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cosmodrome.env.options import StoreOptions
+from cosmodrome.access.gate import build_gate
+from cosmodrome.access.own_account import OwnAccount
+from cosmodrome.broker.address import AdvertisedAddress
+from cosmodrome.broker.counts.stats import Stats
+from cosmodrome.broker.foundation import Foundation
+from cosmodrome.broker.role import MASTER, Role
+from cosmodrome.env.base import Env
+from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions, TlsOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.store.store import (
     Arrival,
@@ -21,6 +28,7 @@ from cosmodrome.store.store import (
     Store,
     Stored,
 )
+from cosmodrome.transport.certificates import Tls
 from cosmodrome.wire.frame import VERSION, Frame
 from cosmodrome.wire.message import pack_host, parse_properties, tags_code
 from cosmodrome.wire.table import Call, Command, Reply
@@ -54,7 +62,7 @@ class FakeConnection:
 
 
 class FakeStore:
-    """Messages in lists. `status`, `settled` and `outcome` let a test choose what happens."""
+    """Messages in lists. `status`, `asked_durable` and `outcome` let a test choose what happens."""
 
     def __init__(self) -> None:
         self.arrivals = Arrivals()
@@ -62,9 +70,9 @@ class FakeStore:
         self.log: list[Draft] = []
         self.end = 1000
         self.error: Exception | None = None
-        self.settle_error: Exception | None = None
+        self.durable_error: Exception | None = None
         self.status = PutStatus.OK
-        self.settled: list[tuple[int, bool]] = []
+        self.asked_durable: list[tuple[int, bool]] = []
         self.outcome: Batch | None = None
         self.first: dict[tuple[str, int], int] = {}
         self.warm = True
@@ -88,12 +96,12 @@ class FakeStore:
             self.end += 100
         return stored
 
-    def settle(self, end: int, *, wait: bool = True) -> asyncio.Future[PutStatus]:
+    def durable(self, end: int, *, wait: bool = True) -> asyncio.Future[PutStatus]:
         done: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
-        if self.settle_error is not None:
-            done.set_exception(self.settle_error)
+        if self.durable_error is not None:
+            done.set_exception(self.durable_error)
         else:
-            self.settled.append((end, wait))
+            self.asked_durable.append((end, wait))
             done.set_result(self.status)
         return done
 
@@ -113,6 +121,7 @@ class FakeStore:
         *,
         matches: Callable[[int], bool] | None = None,
         matches_record: object = None,
+        records_max: int | None = None,
     ) -> Batch:
         self.reads += 1
         if self.outcome is not None:
@@ -171,9 +180,31 @@ def call_of(
     return Call(frame, connection or FakeConnection())
 
 
-async def settled(outcome: Reply | Awaitable[Reply]) -> Any:
+async def outcome_of(outcome: Reply | Awaitable[Reply | None]) -> Any:
     """What a handler's outcome becomes, as the router would see it."""
     return outcome if isinstance(outcome, Reply) else await outcome
+
+
+def foundation(
+    options: BrokerOptions, env: Env, store: Any, role: Role = MASTER, **changes: Any
+) -> Foundation:
+    """What services are built on, around a store of the test; `changes` are of its options."""
+    address = AdvertisedAddress(options)
+    address.packed = STORE_HOST
+    gate = build_gate("broker", options, "", env, is_local=lambda host: True)
+    return Foundation(
+        options=options,
+        store_options=StoreOptions(**changes),
+        sockets=SocketOptions(),
+        env=env,
+        store=store,
+        stats=Stats(),
+        role=role,
+        address=address,
+        gate=gate,
+        own_account=OwnAccount(options, gate.accounts),
+        tls=Tls(TlsOptions(), env),
+    )
 
 
 @contextlib.asynccontextmanager

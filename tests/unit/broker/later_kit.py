@@ -9,12 +9,16 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from broker_fakes import STORE_HOST
+import pytest
+from tests.unit.broker.broker_fakes import STORE_HOST
 
-from cosmodrome.broker.defer import Deferral
-from cosmodrome.broker.delay import Delays
-from cosmodrome.broker.timers import Timers
-from cosmodrome.broker.topics import Topics
+from cosmodrome.broker.later import delivery
+from cosmodrome.broker.later.deferral import Deferral
+from cosmodrome.broker.later.delay import Delays
+from cosmodrome.broker.later.delivery import DeliverySettings
+from cosmodrome.broker.later.timers import Timers
+from cosmodrome.broker.members.topics import Topics
+from cosmodrome.broker.role import MASTER, Role
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions, StoreOptions
 from cosmodrome.env.real import real_env
@@ -46,7 +50,7 @@ class Later:
         *,
         levels: str = "1s 5s 10s",
         save_interval_ms: int = NEVER_MS,
-        deliver: bool = True,
+        role: Role = MASTER,
         **changes: Any,
     ) -> None:
         self.clock = clock
@@ -68,15 +72,13 @@ class Later:
         self.options = BrokerOptions(broker_name="b0", broker_cluster_name="C0")
         self.topics = Topics(self.options, str(config / "topics.json"), self.env)
         self.path = config
-        shared: dict[str, Any] = {
-            "save_interval_ms": save_interval_ms,
-            "deliver": deliver,
-            "sleep_seconds_max": SLEEP_SECONDS,
-        }
-        self.delays = Delays(
-            DelayLevels(levels), str(config / "delayOffset.json"), self.store, self.env, **shared
+        settings = DeliverySettings(
+            save_interval_ms=save_interval_ms, role=role, sleep_seconds_max=SLEEP_SECONDS
         )
-        self.timers = Timers(str(config / "timerOffset.json"), self.store, self.env, **shared)
+        self.delays = Delays(
+            DelayLevels(levels), str(config / "delayOffset.json"), self.store, self.env, settings
+        )
+        self.timers = Timers(str(config / "timerOffset.json"), self.store, self.env, settings)
         self.deferral = Deferral(
             DelayLevels(levels),
             self.topics,
@@ -103,10 +105,7 @@ class Later:
         """What a killed process leaves: the log as it is, and the last saved progress."""
         for service in (self.timers, self.delays):
             progress = service._progress
-            saver, progress._saver = progress._saver, None
-            if saver is not None:
-                saver.cancel()
-                await asyncio.wait([saver])
+            await progress._saver.stop()
             await progress._file.stop()
             await service.stop()  # without a saver nothing more is saved
         await self.topics.stop()
@@ -118,7 +117,7 @@ class Later:
         draft = Draft(topic, queue, body, "", STORE_HOST, STORE_HOST, born_ms=5, flag=7)
         deliver_ms = self.deferral.redirect(draft, pairs)
         draft.properties = format_properties(pairs)
-        await self.store.settle(self.store.append(draft).end)
+        await self.store.durable(self.store.append(draft).end)
         return deliver_ms or 0
 
     def delivered(self, topic: str = "T", queue: int = 0) -> list[Record]:
@@ -132,7 +131,7 @@ class Later:
     def bodies(self, topic: str = "T", queue: int = 0) -> list[bytes]:
         return [record.body for record in self.delivered(topic, queue)]
 
-    async def until(self, done: Callable[[], bool], seconds: float = 5) -> None:
+    async def until(self, done: Callable[[], bool], seconds: float = 30) -> None:
         async with asyncio.timeout(seconds):
             while not done():
                 await asyncio.sleep(0.002)
@@ -149,3 +148,17 @@ async def later(path: Path, clock: SetClock, **changes: Any) -> AsyncIterator[La
         yield kit
     finally:
         await kit.close()
+
+
+def counted_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many messages each batch of a delivery took, from now on."""
+    batches: list[int] = []
+    hand_over = delivery.hand_over
+
+    async def counted(*args: Any, **kwargs: Any) -> int:
+        done = await hand_over(*args, **kwargs)
+        batches.append(done)
+        return done
+
+    monkeypatch.setattr(delivery, "hand_over", counted)
+    return batches

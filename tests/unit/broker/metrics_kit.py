@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmodrome.broker.app import Broker, build_broker
-from cosmodrome.cli import scraping
+from cosmodrome.cli.serve import scraping
 from cosmodrome.env.options import BrokerOptions, NameServerOptions, SocketOptions, StoreOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.nameserver.app import NameServer, build_nameserver

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import zlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.virtual_time import virtual_time
 
 from cosmodrome.broker import announce as module
-from cosmodrome.broker.announce import Announce, Identity, parse_name_servers, registration_body
-from cosmodrome.broker.topics import Topics
+from cosmodrome.broker.announce import (
+    Announce,
+    Identity,
+    Master,
+    parse_name_servers,
+    parts_of,
+    registration_body,
+)
+from cosmodrome.broker.members.topics import Topics
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import ConfigError, Refused, Unreachable
+from cosmodrome.layout import FRAME_BYTES_MAX, TOPIC_BYTES_MAX
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import DataVersion, KVTable, TopicConfig, TopicConfigSerializeWrapper
 from cosmodrome.wire.commands.route import (
@@ -34,12 +44,13 @@ class NameServer:
     """One scripted name server; the channel to it is itself."""
 
     def __init__(self, host: str, port: int) -> None:
-        self.host, self.port = host, port
+        self.host, self.name = host, f"{host}:{port}"
         self.up = True
         self.connected = False
         self.closed = False
         self.asked: list[Any] = []
         self.ordered: dict[str, str] | None = None
+        self.master: Master | None = None
         self.changed = False
         self.news = asyncio.Event()
         self.gate: asyncio.Event | None = None
@@ -59,6 +70,9 @@ class NameServer:
         if isinstance(command, UnregisterBroker):
             return Reply()
         reply = RegisterBrokerReply()
+        if self.master is not None:
+            reply.master_addr = self.master.address
+            reply.ha_server_addr = self.master.ha_address
         if self.ordered is not None:
             reply.body = bodies.encode(KVTable(table=self.ordered))
         return reply
@@ -218,7 +232,7 @@ async def test_a_lost_connection_is_noticed_before_the_period_ends(
     await world.stop()
 
 
-async def test_a_failure_over_an_open_connection_keeps_the_registration(
+async def test_the_first_failure_ends_the_registration_although_the_connection_is_open(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = world.servers["one"]
@@ -232,7 +246,12 @@ async def test_a_failure_over_an_open_connection_keeps_the_registration(
     monkeypatch.setattr(one, "call", refuse)
     world.topics.ensure("A", 1, 6)
     await world.announce.announced()
-    assert world.announce.registered == 2
+    assert world.announce.ready() == (True, "registered with 1 of 2 name servers")
+    monkeypatch.setattr(world.servers["two"], "call", refuse)
+    world.topics.ensure("B", 1, 6)
+    await world.announce.announced()
+    ready, why = world.announce.ready()
+    assert not ready and "two:9876: " in why and "busy" in why
 
 
 async def test_one_that_is_down_is_retried_and_delays_nobody(
@@ -262,10 +281,11 @@ async def test_not_ready_says_why(tmp_path: Path) -> None:
     world = World(tmp_path, namesrv_addr="one:9876")
     world.prepare = lambda server: setattr(server, "up", False)
     await world.start()
-    await asyncio.sleep(0.01)
+    while "cannot connect" not in world.announce.ready()[1]:
+        await asyncio.sleep(0.001)
     ready, why = world.announce.ready()
     assert not ready
-    assert "one:9876" in why and "cannot connect" in why
+    assert "one:9876" in why
     await world.stop()
 
 
@@ -282,7 +302,8 @@ async def test_retries_slow_down_to_the_period(
     world = World(tmp_path, namesrv_addr="one:9876", register_name_server_period=1)
     world.prepare = lambda server: setattr(server, "up", False)
     await world.start()
-    await asyncio.sleep(0.02)
+    while len(waits) < 6:
+        await asyncio.sleep(0.001)
     await world.announce.stop()
     assert waits[:6] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]  # the period is held above 10 s
     await world.topics.stop()
@@ -297,6 +318,50 @@ async def test_the_period_brings_the_whole_table_again(
     await world.servers["one"].reached(3)
     assert world.servers["one"].topics(2) == set(world.topics.table)
     await world.stop()
+
+
+async def test_a_large_table_travels_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART_BYTES", 1000)
+    monkeypatch.setattr(module, "PERIOD_MS_MAX", 10)
+    world = World(tmp_path, namesrv_addr="one:9876")
+    await world.topics.start()
+    for number in range(20):
+        world.topics.ensure(f"T{number}", 1, 6)
+    await world.announce.start(IDENTITY)
+    one = world.servers["one"]
+    async with asyncio.timeout(5):
+        while not world.announce.registered:
+            await asyncio.sleep(0.001)
+    routes = routes_after(one.asked)
+    parts = len(one.asked)
+    assert parts > 3 and routes == set(world.topics.table)
+    assert all(len(ask.body) < 1500 for ask in one.asked)
+    versions = [version_of(ask) for ask in one.asked[:parts]]
+    assert len({(version.counter, version.timestamp) for version in versions}) == parts
+    assert versions[-1] == world.topics.version
+    await one.reached(parts + 2)  # while nothing changes one part says that the broker lives
+    assert one.topics(parts) == one.topics(parts + 1) == one.topics(0)
+    assert version_of(one.asked[parts]) == world.topics.version
+    await world.stop()
+
+
+def version_of(ask: RegisterBroker) -> DataVersion:
+    body = bodies.decode_registration(ask.body, compressed=bool(ask.compressed))
+    return body.topic_config_serialize_wrapper.data_version
+
+
+def routes_after(asked: list[RegisterBroker]) -> set[str]:
+    """The topics that upstream's name server (4.9) knows: it looks at a new version only."""
+    known: set[str] = set()
+    version = None
+    for ask in asked:
+        body = bodies.decode_registration(ask.body, compressed=bool(ask.compressed))
+        if version_of(ask) != version:
+            known |= set(body.topic_config_serialize_wrapper.topic_config_table)
+        version = version_of(ask)
+    return known
 
 
 async def test_without_force_the_version_is_asked_first(
@@ -362,7 +427,7 @@ async def test_an_answer_that_makes_no_sense_does_not_end_the_task(
                 raise faults.pop()
             return await real(command, timeout_ms)
 
-        server.call = call  # type: ignore[method-assign]
+        server.call = call
 
     world.prepare = prepare
     await world.start()
@@ -437,3 +502,74 @@ async def test_a_renewed_registration_carries_everything(tmp_path: Path, force: 
     assert isinstance(server.asked[1], RegisterBroker)
     assert server.topics(1) == server.topics(0)
     await world.stop()
+
+
+# --- a slave and its master -------------------------------------------------------------------
+
+SLAVE = dataclasses.replace(IDENTITY, broker_id=1)
+MASTER = Master("192.0.2.9:10911", "192.0.2.9:10912")
+
+
+def virtual_slave(folder: Path, looks: Callable[[], bool]) -> tuple[World, list[Master]]:
+    world = World(folder, namesrv_addr="one:9876")
+    found: list[Master] = []
+    world.announce.found_master.subscribe(found.append)
+    world.announce.looks_for_master = looks
+    return world, found
+
+
+@virtual_time
+async def test_a_slave_asks_soon_until_it_knows_its_master(tmp_path: Path) -> None:
+    world, found = virtual_slave(tmp_path, lambda: not found)
+    await world.announce.start(SLAVE)
+    await asyncio.sleep(20)
+    server = world.servers["one"]
+    assert 4 <= len(server.asked) <= 10
+    assert found == []
+    server.master = MASTER
+    await asyncio.sleep(module.LOOK_SECONDS_MAX)
+    assert found == [MASTER]
+    count = len(server.asked)
+    await asyncio.sleep(25)
+    assert len(server.asked) <= count + 1  # once per period again
+    await world.announce.stop()
+
+
+@virtual_time
+async def test_a_slave_that_lost_its_master_asks_before_the_period_is_over(tmp_path: Path) -> None:
+    lost = False
+    world, found = virtual_slave(tmp_path, lambda: lost)
+    world.prepare = lambda server: setattr(server, "master", MASTER)
+    await world.announce.start(SLAVE)
+    await asyncio.sleep(1)
+    assert found == [MASTER]
+    lost = True
+    world.servers["one"].master = moved = Master("192.0.2.10:1", "192.0.2.10:2")
+    await asyncio.sleep(2 * module.WATCH_SECONDS)
+    assert found[-1] == moved
+    await world.announce.stop()
+
+
+@virtual_time
+async def test_a_master_does_not_follow(tmp_path: Path) -> None:
+    world, found = virtual_slave(tmp_path, lambda: False)
+    world.prepare = lambda server: setattr(server, "master", MASTER)
+    await world.announce.start(IDENTITY)
+    await asyncio.sleep(1)
+    assert found == []
+    await world.announce.stop()
+
+
+def test_more_topics_than_fit_into_a_frame() -> None:
+    names = [f"{number:06d}".ljust(TOPIC_BYTES_MAX, "x") for number in range(60_000)]
+    whole = TopicConfigSerializeWrapper(
+        data_version=DataVersion(counter=3, timestamp=9),
+        topic_config_table={name: TopicConfig(topic_name=name) for name in names},
+    )
+    assert len(bodies.encode(whole)) > FRAME_BYTES_MAX
+    seen = 0
+    for part in parts_of(whole):
+        seen += len(part.topic_config_table)
+        body = registration_body(part, broker_permission=6, compressed=False)
+        assert len(body) < module.PART_BYTES + 1000
+    assert seen == len(names)

@@ -14,11 +14,12 @@ from cosmodrome.broker.app import Broker, build_broker
 from cosmodrome.env.options import BrokerOptions, NameServerOptions, SocketOptions, StoreOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import CosmodromeError
+from cosmodrome.layout import PULL_SUBSCRIPTION
 from cosmodrome.nameserver.app import build_nameserver
 from cosmodrome.transport.audit_log import AUDIT, changed
 from cosmodrome.transport.channel import Channel
 from cosmodrome.wire import bodies, commands, table
-from cosmodrome.wire.bodies import SubscriptionGroupConfig
+from cosmodrome.wire.bodies import ConsumerData, HeartbeatData, SubscriptionGroupConfig
 from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.table import BROKER, NAMESERVER, Call, Command
 
@@ -29,6 +30,9 @@ AUDITED = {
     commands.UpdateAndCreateSubscriptiongroup,
     commands.DeleteSubscriptiongroup,
     commands.UpdateBrokerConfig,
+    commands.UpdateAndCreateAclConfig,
+    commands.DeleteAclConfig,
+    commands.UpdateGlobalWhiteAddrsConfig,
     commands.InvokeBrokerToResetOffset,
     commands.CloneGroupOffset,
     commands.DeleteExpiredCommitlog,
@@ -45,12 +49,24 @@ AUDITED = {
 }
 # What clients and brokers do all the time.
 TRAFFIC = {
-    *(commands.SendMessage, commands.SendMessageV2, commands.SendBatchMessage),
-    *(commands.SendReplyMessage, commands.SendReplyMessageV2, commands.PullMessage),
-    *(commands.LitePullMessage, commands.UpdateConsumerOffset, commands.ConsumerSendMsgBack),
-    *(commands.HeartBeat, commands.UnregisterClient, commands.EndTransaction),
-    *(commands.LockBatchMq, commands.UnlockBatchMq, commands.RegisterFilterServer),
-    *(commands.RecallMessage, commands.RegisterBroker, commands.UnregisterBroker),
+    commands.SendMessage,
+    commands.SendMessageV2,
+    commands.SendBatchMessage,
+    commands.SendReplyMessage,
+    commands.SendReplyMessageV2,
+    commands.PullMessage,
+    commands.LitePullMessage,
+    commands.UpdateConsumerOffset,
+    commands.ConsumerSendMsgBack,
+    commands.HeartBeat,
+    commands.UnregisterClient,
+    commands.EndTransaction,
+    commands.LockBatchMq,
+    commands.UnlockBatchMq,
+    commands.RegisterFilterServer,
+    commands.RecallMessage,
+    commands.RegisterBroker,
+    commands.UnregisterBroker,
 }
 READING = ("GET_", "QUERY_", "SEARCH_", "VIEW_", "CHECK_", "LIST_", "INVOKE_BROKER_TO_GET_")
 
@@ -118,7 +134,7 @@ def topic(name: str, queues: int) -> commands.UpdateAndCreateTopic:
     )
 
 
-def send(name: str) -> commands.SendMessageV2:
+def send(name: str, reconsume_times: int = 0) -> commands.SendMessageV2:
     return commands.SendMessageV2(
         producer_group="p",
         topic=name,
@@ -128,6 +144,7 @@ def send(name: str) -> commands.SendMessageV2:
         sys_flag=0,
         born_timestamp=1,
         flag=0,
+        reconsume_times=reconsume_times,
         body=b"hello",
     )
 
@@ -166,7 +183,39 @@ async def test_topics(tmp_path: Path, heard: Heard) -> None:
         assert len(heard.changes) == count, "what is refused changes nothing"
         await channel.call(send("Fresh"))
         fresh = heard.last("topic_created")
-        assert (fresh["topic"], fresh["by"]) == ("Fresh", "send") and "peer" not in fresh
+        assert (fresh["topic"], fresh["by"]) == ("Fresh", "send")
+        assert fresh["peer"] == made["peer"]
+
+
+async def test_what_clients_make_in_passing_names_them(tmp_path: Path, heard: Heard) -> None:
+    consumer = ConsumerData(group_name="G1", subscription_data_set=[])
+    beat = HeartbeatData(client_id="me", consumer_data_set=[consumer], producer_data_set=[])
+    pull = commands.PullMessage(
+        consumer_group="G2",
+        topic="T",
+        queue_id=0,
+        queue_offset=0,
+        max_msg_nums=1,
+        sys_flag=PULL_SUBSCRIPTION,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        subscription="*",
+        sub_version=0,
+    )
+    async with broker_of(tmp_path) as (_, channel):
+        await channel.call(topic("T", 1))
+        peer = heard.last("topic_updated")["peer"]
+        await channel.call(commands.HeartBeat(body=bodies.encode(beat)))
+        await channel.call(pull)
+        await channel.call(send("T"))
+        await channel.call(
+            commands.ConsumerSendMsgBack(group="G3", offset=0, delay_level=0, origin_topic="T")
+        )
+        await channel.call(send("%RETRY%G4", reconsume_times=17))
+    made = [line for line in heard.changes if line["action"] in ("topic_created", "group_created")]
+    named = {line.get("topic") or line["group"]: line.get("peer") for line in made}
+    assert set(named) == {"G1", "%RETRY%G1", "G2", "G3", "%RETRY%G3", "G4", "%RETRY%G4", "%DLQ%G4"}
+    assert set(named.values()) == {peer}
 
 
 async def test_groups_offsets_and_settings(tmp_path: Path, heard: Heard) -> None:
@@ -268,7 +317,9 @@ async def test_the_name_server_tells_its_changes(heard: Heard) -> None:
     assert (deleted["action"], deleted["before"]) == ("kv_deleted", "2\nX")
     assert (setting["before"], setting["after"]) == ("120000", "90000")
     assert [other["action"] for other in others] == [
-        *("route_deleted", "write_permission_wiped", "write_permission_added")
+        "route_deleted",
+        "write_permission_wiped",
+        "write_permission_added",
     ]
 
 

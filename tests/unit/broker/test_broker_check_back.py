@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_fakes import STORE_HOST
-from later_kit import START_MS, SetClock
-from transaction_kit import HOUR_MS, ROLLBACK, Bank, bank
+from tests.unit.broker.broker_fakes import STORE_HOST
+from tests.unit.broker.later_kit import START_MS, SetClock
+from tests.unit.broker.transaction_kit import HOUR_MS, ROLLBACK, Bank, bank
 
-from cosmodrome.broker import check_back
-from cosmodrome.broker.halves import op
+from cosmodrome.broker.later import check_back
+from cosmodrome.broker.later.halves import op
 from cosmodrome.errors import StoreUnwritable
 from cosmodrome.store.store import Draft, Stored
 from cosmodrome.wire import fastjson
@@ -98,7 +98,7 @@ async def test_ops_of_newer_brokers_name_several_halves(tmp_path: Path, clock: S
         for body, tag in ((b"0,2,", "d"), (b"3,", "d"), (b"4", "other"), (b"", "d"), (b"5,x", "d")):
             draft = op(0, STORE_HOST, clock.ms)
             draft.body, draft.properties = body, f"TAGS\x01{tag}"
-            await kit.store.settle(kit.store.append(draft).end)
+            await kit.store.durable(kit.store.append(draft).end)
         await kit.look(60_000)
         assert [question.msg_id for question in producer.asked] == ["1", "4"]
         assert kit.progress() == (6, 5)
@@ -262,15 +262,15 @@ async def test_an_end_on_its_way_is_waited_for(
     async with bank(tmp_path, clock) as kit:
         producer = kit.producer()
         half = await kit.half()
-        settle, release = kit.store.settle, asyncio.Event()
+        durable, release = kit.store.durable, asyncio.Event()
 
         async def slow(end: int, *, wait: bool = True) -> Any:
-            waiting = settle(end, wait=wait)
+            waiting = durable(end, wait=wait)
             await release.wait()
             return await waiting
 
         with monkeypatch.context() as patch:
-            patch.setattr(kit.store, "settle", slow)
+            patch.setattr(kit.store, "durable", slow)
             # Hide the op, as a disk does that has not synced it yet.
             patch.setattr(check_back.Ops, "read", lambda self: False)
             ending = asyncio.create_task(kit.end(half))
@@ -373,7 +373,7 @@ async def test_copies_that_were_lost_leave_no_trace(
             raise StoreUnwritable("the disk is full")
 
         with monkeypatch.context() as patch:
-            patch.setattr(kit.store, "settle", lost)
+            patch.setattr(kit.store, "durable", lost)
             patch.setattr(kit.store, "append", lambda draft: Stored(99_999, 10, 0, 1))
             with pytest.raises(StoreUnwritable):
                 await kit.look(60_000)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tests.goldens import Golden, each_golden, frames
 
-from cosmodrome.broker import clients as module
-from cosmodrome.broker.clients import Clients
-from cosmodrome.broker.groups import Groups
-from cosmodrome.broker.topics import Topics
+from cosmodrome.broker.members import clients as module
+from cosmodrome.broker.members.clients import Clients
+from cosmodrome.broker.members.groups import Groups
+from cosmodrome.broker.members.topics import Topics
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, ProtocolError, Refused
@@ -473,7 +473,7 @@ async def test_operators_see_that_members_disagree(broker: Broker) -> None:
     broker.beat(one, consumer("c1", subscription("T", "A", 1), subscription("U", "*", 1)))
     broker.beat(two, consumer("c2", subscription("T", "B", 2), subscription("U", "*", 1)))
     remark = broker.clients.get_consumer_connections(ask, call()).remark
-    assert "c1 and c2 (topics T)" in remark
+    assert remark is not None and "c1 and c2 (topics T)" in remark
     broker.beat(two, consumer("c2", subscription("T", "A", 3), subscription("U", "*", 1)))
     assert broker.clients.get_consumer_connections(ask, call()).remark is None
 

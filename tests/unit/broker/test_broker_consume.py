@@ -4,21 +4,32 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from broker_fakes import STORE_HOST, FakeConnection, FakeStore, call_of, open_store
 from tests.goldens import Golden, each_golden
+from tests.unit.broker.broker_fakes import (
+    STORE_HOST,
+    FakeConnection,
+    FakeStore,
+    call_of,
+    foundation,
+    open_store,
+)
 
-from cosmodrome.broker.consume import PULL_COMMIT, PULL_SUSPEND, Consume
-from cosmodrome.broker.expressions import Expressions
-from cosmodrome.broker.filters import PULL_SUBSCRIPTION, Filters
-from cosmodrome.broker.groups import Groups
-from cosmodrome.broker.topics import Topics
-from cosmodrome.broker.waiters import Waiters
+from cosmodrome.broker.members.groups import Groups
+from cosmodrome.broker.members.room import Members
+from cosmodrome.broker.members.topics import Topics
+from cosmodrome.broker.receive.consume import Consume
+from cosmodrome.broker.receive.expressions import Expressions
+from cosmodrome.broker.receive.filters import Filters
+from cosmodrome.broker.receive.offset_moves import OffsetMoves
+from cosmodrome.broker.receive.waiters import Waiters
+from cosmodrome.broker.role import MASTER, SLAVE, Role
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, Refused
+from cosmodrome.layout import PULL_COMMIT, PULL_SUBSCRIPTION, PULL_SUSPEND
 from cosmodrome.store.store import Batch, Draft, ReadStatus, Store
 from cosmodrome.wire import table
 from cosmodrome.wire.bodies import SubscriptionData, SubscriptionGroupConfig, TopicConfig
@@ -51,10 +62,16 @@ class FakeOffsets:
 
 
 class Rig:
-    def __init__(self, path: Path, store: FakeStore | Store | None = None, **changes: Any) -> None:
+    def __init__(
+        self,
+        path: Path,
+        store: FakeStore | Store | None = None,
+        role: Role = MASTER,
+        **changes: Any,
+    ) -> None:
         self.options = BrokerOptions(**{"broker_name": "b0", **changes})
         env = real_env(seed=1)
-        self.store: Any = store or FakeStore()
+        self.store = cast(Any, store or FakeStore())
         self.topics = Topics(self.options, str(path / "topics.json"), env)
         self.groups = Groups(self.options, str(path / "subscriptionGroup.json"), env)
         self.clients = FakeClients()
@@ -62,15 +79,10 @@ class Rig:
         self.offsets = FakeOffsets()
         self.waiters: Waiters[PullReply] = Waiters(self.store.arrivals, self.options.pulls_held_max)
         self.connection = FakeConnection()
-        self.consume = Consume(
-            self.options,
-            self.store,
-            self.topics,
-            self.groups,
-            Filters(self.options, self.clients, self.expressions),
-            self.offsets,
-            self.waiters,
-        )
+        base = foundation(self.options, env, self.store, role)
+        members = Members(self.topics, self.groups, cast(Any, self.offsets), cast(Any, None))
+        filters = Filters(self.options, self.clients, self.expressions)
+        self.consume = Consume(base, members, filters, self.waiters, OffsetMoves(base))
 
     async def start(self) -> Rig:
         await self.topics.start()
@@ -141,8 +153,9 @@ async def test_messages_are_answered_with_all_offsets(rig: Rig) -> None:
         "minOffset": "0",
         "maxOffset": "3",
     }
-    assert (rig.consume.messages_total, rig.consume.bytes_total) == (2, 8)
-    assert (rig.consume.found_total, rig.consume.missed_total) == (1, 0)
+    counts = rig.consume.stats.get_counts
+    assert (counts.messages_total, counts.bytes_total) == (2, 8)
+    assert (counts.pulls_total, rig.consume.missed_total) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -326,9 +339,53 @@ async def test_a_held_pull_commits_once(rig: Rig) -> None:
 
 
 async def test_a_slave_commits_nothing(tmp_path: Path) -> None:
-    rig = await other_rig(tmp_path, broker_id=1)
+    rig = await other_rig(tmp_path, role=SLAVE)
     rig.pull(sys_flag=PULL_SUBSCRIPTION | PULL_COMMIT, commit_offset=7)
     assert rig.offsets.commits == []
+    await rig.stop()
+
+
+# --- a slave that lacks what its master has --------------------------------------------------
+
+
+async def test_a_pull_beyond_a_slaves_end_waits_until_the_slave_has_more(tmp_path: Path) -> None:
+    rig = await other_rig(tmp_path, role=SLAVE)
+    held = rig.pull(sys_flag=HOLD, queue_offset=2)  # the slave has nothing of this queue
+    rig.store.arrive("T", 0)
+    beyond = rig.pull(sys_flag=HOLD, queue_offset=3)  # and now one message
+    rig.store.arrive("T", 0)
+    await asyncio.sleep(0)
+    assert rig.waiters.held == 2
+    rig.store.arrive("T", 0)
+    reply = await soon(held)
+    assert (reply.code, reply.next_begin_offset) == (Code.SUCCESS, 3)
+    assert rig.waiters.held == 1
+    rig.store.arrive("T", 0)
+    assert (await soon(beyond)).code == Code.SUCCESS
+    await rig.stop()
+
+
+async def test_beyond_a_slaves_end_the_deadline_leaves_the_offset(tmp_path: Path) -> None:
+    rig = await other_rig(tmp_path, role=SLAVE)
+    rig.store.arrive("T", 0)
+    held = rig.pull(sys_flag=HOLD, queue_offset=9, suspend_timeout_millis=5)
+    reply = await soon(held)
+    assert (reply.code, reply.next_begin_offset) == (Code.PULL_RETRY_IMMEDIATELY, 9)
+    at_once = rig.pull(queue_offset=9)
+    assert (at_once.code, at_once.next_begin_offset) == (Code.PULL_RETRY_IMMEDIATELY, 9)
+    await rig.stop()
+
+
+async def test_a_pull_before_a_slaves_first_message_waits_a_moment(tmp_path: Path) -> None:
+    rig = await other_rig(tmp_path, role=SLAVE, short_polling_time_mills=20)
+    rig.store.outcome = Batch(ReadStatus.OFFSET_TOO_SMALL, 50, 50, 60)
+    held = rig.pull(sys_flag=HOLD, queue_offset=3)
+    rig.store.arrive("T", 0)
+    await asyncio.sleep(0)
+    assert not held.done()  # what arrives is not what it wants
+    reply = await soon(held)
+    assert (reply.code, reply.next_begin_offset) == (Code.PULL_RETRY_IMMEDIATELY, 3)
+    assert reply.suggest_which_broker_id == 0
     await rig.stop()
 
 
@@ -429,7 +486,7 @@ async def test_a_message_wakes_its_consumer_through_the_real_store(tmp_path: Pat
         draft = Draft("T", 0, b"x", "TAGS\x01A", STORE_HOST, STORE_HOST)
         other = rig.pull(sys_flag=HOLD, subscription="B")
         held = rig.pull(sys_flag=HOLD, subscription="A")
-        await store.settle(store.append(draft).end)
+        await store.durable(store.append(draft).end)
         reply = await soon(held)
         (record,) = iter_records(reply.body)
         assert (reply.code, record.body, reply.next_begin_offset) == (Code.SUCCESS, b"x", 1)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cosmodrome.broker import expressions as module
-from cosmodrome.broker.bloom import bit_positions
-from cosmodrome.broker.expressions import Expressions
+from cosmodrome.broker.receive import expressions as module
+from cosmodrome.broker.receive.bloom import bit_positions
+from cosmodrome.broker.receive.expressions import Expressions
 from cosmodrome.env.real import real_env
 from cosmodrome.wire.bodies import SubscriptionData
 
@@ -20,7 +20,7 @@ HOUR_MS = 3_600_000
 START_MS = 1_700_000_000_000
 
 # As 4.9.7 wrote it.
-UPSTREAM = {
+UPSTREAM: dict[str, Any] = {
     "filterDataByTopic": {
         "GSql": {
             "groupFilterData": {
@@ -69,7 +69,7 @@ class Desk:
         return self.table
 
     def hear(self, text: str = "a > 1", version: int = 1, **changes: Any) -> None:
-        self.table.heard("G", [said(text, version, **changes)])
+        self.table.heard("G", [subscribed(text, version, **changes)])
 
     def saved(self) -> Any:
         return json.loads(self.path.read_text())
@@ -80,7 +80,7 @@ class Desk:
         return None if row is None else (row.text, row.client_version, row.dead)
 
 
-def said(
+def subscribed(
     text: str = "a > 1", version: int = 1, topic: str = "T", kind: str = "SQL92"
 ) -> SubscriptionData:
     return SubscriptionData(topic=topic, sub_string=text, sub_version=version, expression_type=kind)
@@ -141,8 +141,8 @@ async def test_who_finds_a_dead_row_is_believed(desk: Desk) -> None:
 
 
 async def test_a_row_dies_when_the_topic_is_no_longer_filtered(desk: Desk) -> None:
-    desk.table.heard("G", [said(), said(topic="U")])
-    desk.table.heard("G", [said("*", 2, kind="TAG")])
+    desk.table.heard("G", [subscribed(), subscribed(topic="U")])
+    desk.table.heard("G", [subscribed("*", 2, kind="TAG")])
     for topic in ("T", "U"):
         row = desk.table.find(topic, "G")
         assert row is not None
@@ -172,8 +172,8 @@ async def test_a_bad_expression_is_logged_once_and_ends_the_old_one(
 
 
 @pytest.mark.parametrize("changes", [{"kind": "JS"}, {"topic": "no/topic"}])
-async def test_what_cannot_be_kept_is_not_kept(desk: Desk, changes: dict[str, str]) -> None:
-    item = said(**changes)
+async def test_what_cannot_be_kept_is_not_kept(desk: Desk, changes: dict[str, Any]) -> None:
+    item = subscribed(**changes)
     desk.table.heard("G", [item])
     assert desk.table.find(item.topic, "G") is None
 
@@ -181,13 +181,13 @@ async def test_what_cannot_be_kept_is_not_kept(desk: Desk, changes: dict[str, st
 async def test_the_table_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS_MAX", 2)
     monkeypatch.setattr(module, "CHARACTERS_MAX", 20)
-    desk.table.heard("G", [said(topic=f"T{n}") for n in range(3)])
+    desk.table.heard("G", [subscribed(topic=f"T{n}") for n in range(3)])
     assert [desk.table.find(f"T{n}", "G") is None for n in range(3)] == [False, False, True]
-    desk.table.heard("G", [said(f"a > {'1' * 9}", 2, topic="T0")])
+    desk.table.heard("G", [subscribed(f"a > {'1' * 9}", 2, topic="T0")])
     row = desk.table.find("T0", "G")
     assert row is not None
     assert row.client_version == 2
-    desk.table.heard("G", [said(f"a > 1 {' ' * 20}", 3, topic="T0")])
+    desk.table.heard("G", [subscribed(f"a > 1 {' ' * 20}", 3, topic="T0")])
     row = desk.table.find("T0", "G")
     assert row is not None
     assert row.client_version == 2
@@ -210,7 +210,7 @@ async def test_the_dead_are_removed_after_a_day(desk: Desk) -> None:
 
 
 async def test_the_file_has_upstreams_shape(desk: Desk) -> None:
-    desk.table.heard("CG", [said(topic="TopicE"), said(topic="TopicA", version=9)])
+    desk.table.heard("CG", [subscribed(topic="TopicE"), subscribed(topic="TopicA", version=9)])
     await desk.table.stop()
     assert desk.saved() == {
         "filterDataByTopic": {
@@ -258,7 +258,7 @@ async def test_upstreams_file_is_read_and_written_back(desk: Desk) -> None:
     assert found.dead
     assert found.expression is not None
     assert found.expression.matches({"a": "4", "b": "even", "TAGS": "x"})
-    table.heard("G", [said()])
+    table.heard("G", [subscribed()])
     await table.stop()
     saved = desk.saved()
     del saved["filterDataByTopic"]["T"]
@@ -294,7 +294,7 @@ async def test_entries_that_make_no_sense_are_left_out(desk: Desk) -> None:
     row = desk.table.find("E", "g")
     assert row is not None
     assert row.expression is None, "kept for upstream, but it filters nothing"
-    desk.table.heard("g", [said("a > 1", version=1, topic="E")])
+    desk.table.heard("g", [subscribed("a > 1", version=1, topic="E")])
     row = desk.table.find("E", "g")
     assert row is not None
     assert row.expression is not None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from broker_fakes import FakeConnection
+from tests.unit.broker.broker_fakes import FakeConnection
+from tests.virtual_time import virtual_time
 
-from cosmodrome.broker import filter_servers as module
-from cosmodrome.broker.filter_servers import FilterServers
+from cosmodrome.broker.receive import filter_servers as module
+from cosmodrome.broker.receive.filter_servers import FilterServers
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.errors import Code, Refused
 from cosmodrome.wire.commands.filter import RegisterFilterServer, RegisterFilterServerReply
@@ -25,7 +26,7 @@ class World:
         self.servers.changed.subscribe(lambda _: self.lists.append(self.servers.addresses()))
 
     def register(self, connection: FakeConnection, address: str) -> RegisterFilterServerReply:
-        call = Call(Frame(code=301, opaque=0), connection)  # type: ignore[arg-type]
+        call = Call(Frame(code=301, opaque=0), connection)
         return self.servers.register(RegisterFilterServer(filter_server_addr=address), call)
 
 
@@ -55,6 +56,7 @@ async def test_a_new_connection_of_the_same_server() -> None:
     assert world.lists == [[ONE]]
 
 
+@virtual_time
 async def test_a_silent_one_is_dropped() -> None:
     world = World(silence_s=0.3, scan_s=0.02)
     await world.servers.start()

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from cosmodrome.broker.filters import (
+from cosmodrome.broker.members.expression_types import expression_of, is_tag_type
+from cosmodrome.broker.receive.filters import (
     EXPRESSION_CHARACTERS_MAX,
-    expression_of,
-    is_tag_type,
     matcher_of_subscription,
     matcher_of_text,
     parse_tags,
@@ -15,7 +14,7 @@ from cosmodrome.wire.bodies import SubscriptionData
 from cosmodrome.wire.message import tags_code
 
 
-def said(text: str, kind: str = "TAG", *, class_filter: bool = False) -> SubscriptionData:
+def subscribed(text: str, kind: str = "TAG", *, class_filter: bool = False) -> SubscriptionData:
     return SubscriptionData(
         topic="T", sub_string=text, expression_type=kind, class_filter_mode=class_filter
     )
@@ -65,9 +64,9 @@ def test_tag_text_matches_by_hash() -> None:
 def test_everything_needs_no_test() -> None:
     assert matcher_of_text("*") is None
     assert matcher_of_text(None) is None
-    assert matcher_of_subscription(said("*")) is None
-    assert matcher_of_subscription(said("")) is None
-    assert matcher_of_subscription(said("A", class_filter=True)) is None
+    assert matcher_of_subscription(subscribed("*")) is None
+    assert matcher_of_subscription(subscribed("")) is None
+    assert matcher_of_subscription(subscribed("A", class_filter=True)) is None
 
 
 def test_tags_with_equal_hashes_both_pass() -> None:
@@ -87,7 +86,7 @@ def test_only_the_low_32_bits_count() -> None:
 
 
 def test_a_heartbeat_decides_by_its_codes() -> None:
-    matches = matcher_of_subscription(said("A || B"))
+    matches = matcher_of_subscription(subscribed("A || B"))
     assert matches is not None
     assert matches(tags_code("A"))
     assert matches(tags_code("B"))
@@ -95,7 +94,7 @@ def test_a_heartbeat_decides_by_its_codes() -> None:
 
 
 def test_a_heartbeat_that_names_no_tag_wants_nothing() -> None:
-    matches = matcher_of_subscription(said("||"))
+    matches = matcher_of_subscription(subscribed("||"))
     assert matches is not None
     assert not matches(0)
 

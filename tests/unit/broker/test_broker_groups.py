@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tests.goldens import Golden, each_golden
 
-from cosmodrome.broker.groups import BUILT_IN_GROUPS, GroupDeleted, Groups
+from cosmodrome.broker.members.groups import GroupDeleted, Groups
+from cosmodrome.broker.role import SLAVE
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, ProtocolError, Refused, StoreCorrupt
@@ -21,6 +23,7 @@ from cosmodrome.wire.commands.group import (
     UpdateAndCreateSubscriptiongroup,
 )
 from cosmodrome.wire.frame import Frame
+from cosmodrome.wire.names import BUILT_IN_GROUPS
 from cosmodrome.wire.table import Call
 
 OPTIONS = BrokerOptions(broker_name="broker-a")
@@ -124,7 +127,7 @@ async def test_delete_tells_about_offsets(groups: Groups, path: str) -> None:
 
 
 async def test_a_slave_refuses_changes(path: str) -> None:
-    groups = Groups(OPTIONS, path, real_env(), writable=False)
+    groups = Groups(OPTIONS, path, real_env(), role=SLAVE)
     await groups.start()
     with pytest.raises(Refused, match="slave"):
         await groups.update_and_create(ask(SubscriptionGroupConfig(group_name="g")), CALL)
@@ -136,7 +139,7 @@ async def test_a_slave_refuses_changes(path: str) -> None:
 async def test_queries(groups: Groups) -> None:
     groups.put(SubscriptionGroupConfig(group_name="g", retry_max_times=3))
     everything = bodies.decode(
-        SubscriptionGroupWrapper, groups.get_all(GetAllSubscriptiongroupConfig(), CALL).body
+        SubscriptionGroupWrapper, (await groups.get_all(GetAllSubscriptiongroupConfig(), CALL)).body
     )
     assert everything.subscription_group_table == groups.table
     assert everything.data_version == groups.version
@@ -148,7 +151,8 @@ async def test_queries(groups: Groups) -> None:
 
 
 async def test_group_count_is_bounded(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cosmodrome.broker.groups.GROUPS_MAX", len(groups.table))
+    fewer = dataclasses.replace(groups._table._kind, rows_max=len(groups.table))
+    monkeypatch.setattr(groups._table, "_kind", fewer)
     with pytest.raises(Refused, match="delete unused"):
         groups.find("one-more")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cosmodrome.broker import lag as lag_module
-from cosmodrome.broker.lag import Lag, Lags
-from cosmodrome.broker.stats import Stats
+from cosmodrome.broker.counts.stats import Stats
+from cosmodrome.broker.operate import lag as lag_module
+from cosmodrome.broker.operate.lag import Lag, Lags
 from cosmodrome.wire.bodies import TopicConfig
 
 NOW_MS = 1_000_000

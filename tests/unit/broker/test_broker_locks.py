@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from cosmodrome.broker import locks as module
-from cosmodrome.broker.locks import Locks
-from cosmodrome.errors import Refused
+from cosmodrome.broker.receive import locks as module
+from cosmodrome.broker.receive.locks import Locks
+from cosmodrome.broker.role import SLAVE
+from cosmodrome.errors import Code, Refused
 from cosmodrome.wire.commands.client import LockBatchMq, UnlockBatchMq
 from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.table import Call
@@ -80,3 +81,9 @@ async def test_bad_names_are_refused(data: bytes) -> None:
         Locks().lock_batch(LockBatchMq(body=data), CALL)
     with pytest.raises(Refused):
         Locks().unlock_batch(UnlockBatchMq(body=data), CALL)
+
+
+def test_a_slave_grants_no_locks() -> None:
+    with pytest.raises(Refused, match="slave and cannot lock queues") as caught:
+        Locks(SLAVE).lock_batch(LockBatchMq(body=body("a", 0)), CALL)
+    assert caught.value.code == Code.SYSTEM_ERROR

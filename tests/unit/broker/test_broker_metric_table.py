@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cosmodrome.broker import metric_table
-from cosmodrome.cli import worker_metrics
+from cosmodrome.broker.operate import metric_table
+from cosmodrome.cli.serve import worker_metrics
 from cosmodrome.nameserver import metrics as nameserver_metrics
-from cosmodrome.transport import exposition, process_metrics
+from cosmodrome.transport.http import exposition, process_metrics
 
 ROOT = Path(__file__).parents[3]
 SPEC = ROOT / "../shared/spec/06-beyond.md"
@@ -69,8 +69,11 @@ UPSTREAM = {
     "rocketmq_proxy_up": "proxy_mode",
 }
 EVERYWHERE = (
-    *(metric_table.TABLE, nameserver_metrics.TABLE, process_metrics.TABLE),
-    *(exposition.TABLE, worker_metrics.TABLE),
+    metric_table.TABLE,
+    nameserver_metrics.TABLE,
+    process_metrics.TABLE,
+    exposition.TABLE,
+    worker_metrics.TABLE,
 )
 METRICS = [metric for table in EVERYWHERE for metric in table]
 SERVED = {metric.name: metric for metric in metric_table.TABLE}

@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 
-from cosmodrome.broker import stats as stats_module
 from cosmodrome.broker.app import build_broker
+from cosmodrome.broker.counts import stats as stats_module
 from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, Refused
+from cosmodrome.layout import PULL_SUBSCRIPTION
 from cosmodrome.transport.channel import Channel
 from cosmodrome.wire import bodies, commands
 from cosmodrome.wire.names import OFFSET_MOVED_TOPIC
 from cosmodrome.wire.record import iter_records
-
-PULL_SUBSCRIPTION = 4
 
 
 @contextlib.asynccontextmanager
@@ -149,7 +148,12 @@ async def test_a_slave_leaves_consumers_where_they_are(tmp_path: Path, check: bo
     async with running(tmp_path) as channel:
         await channel.call(send())
         await channel.call(pull(0))  # makes the group known
-    slave = {"broker_id": 1, "broker_role": "SLAVE", "offset_check_in_slave": check}
+    slave: dict[str, Any] = {
+        "broker_id": 1,
+        "broker_role": "SLAVE",
+        "ha_master_address": "127.0.0.1:1",
+        "offset_check_in_slave": check,
+    }
     async with running(tmp_path, **slave) as channel:
         reply = await channel.call(pull(99))
         moved = (Code.PULL_OFFSET_MOVED, 1)

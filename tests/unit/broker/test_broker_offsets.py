@@ -4,19 +4,20 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from broker_fakes import FakeStore, call_of, open_store
 from tests.goldens import Golden, each_golden
+from tests.unit.broker.broker_fakes import FakeStore, call_of, open_store
 
-from cosmodrome.broker import offsets as module
-from cosmodrome.broker.offsets import Offsets
+from cosmodrome.broker.members import offset_table
+from cosmodrome.broker.members import offsets as module
+from cosmodrome.broker.members.offsets import Offsets
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, Refused, StoreCorrupt
 from cosmodrome.store.store import Draft
-from cosmodrome.wire import fastjson, table
+from cosmodrome.wire import bodies, fastjson, table
 from cosmodrome.wire.commands.offset import (
     GetAllConsumerOffset,
     GetEarliestMsgStoretime,
@@ -33,7 +34,8 @@ CALL = call_of()
 
 def make(path: Path, store: Any = None, *, interval_ms: int = 60_000) -> Offsets:
     options = BrokerOptions(flush_consumer_offset_interval=interval_ms)
-    return Offsets(options, str(path / "consumerOffset.json"), store or FakeStore(), real_env())
+    store = store or cast(Any, FakeStore())
+    return Offsets(options, str(path / "consumerOffset.json"), store, real_env())
 
 
 @pytest.fixture
@@ -108,8 +110,9 @@ async def test_what_cannot_be_a_place_is_refused(
 
 
 async def test_the_table_is_bounded(offsets: Offsets, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEYS_MAX", 2)
     monkeypatch.setattr(module, "QUEUES_PER_KEY_MAX", 2)
+    room = 2 * (offset_table.ROW_BYTES + len("T@G") + 2 * offset_table.QUEUE_BYTES)
+    monkeypatch.setattr(offset_table, "TABLE_BYTES_MAX", room)
     for group in ("G", "H"):
         for queue_id in (0, 1):
             offsets.commit(group, "T", queue_id, 1)
@@ -120,6 +123,54 @@ async def test_the_table_is_bounded(offsets: Offsets, monkeypatch: pytest.Monkey
         assert offsets.query(group, "T", queue_id) == -1
     offsets.commit("G", "T", 1, 9)
     assert offsets.query("G", "T", 1) == 9
+
+
+async def test_one_group_does_not_take_all_room(
+    offsets: Offsets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offset_table, "GROUP_BYTES_MAX", 1000)
+    with pytest.raises(Refused, match="offsets of group G take"):
+        for number in range(1000):
+            offsets.commit("G", f"Topic{number}", 0, 1)
+    known = offsets.topics_of("G")
+    assert 5 < len(known) < 30
+    offsets.commit("H", "T", 0, 1)
+    offsets.commit("G", "Topic0", 0, 2)  # what is there still changes
+    assert (offsets.query("H", "T", 0), offsets.query("G", "Topic0", 0)) == (1, 2)
+    offsets.remove_topic("Topic1")
+    offsets.commit("G", "Topic1", 0, 1)
+    offsets.remove("G")
+    assert offsets.topics_of("G") == offsets.groups_of("Topic0") == set()
+    for number in range(len(known)):
+        offsets.commit("G", f"Topic{number}", 0, 1)
+
+
+async def test_the_answer_with_all_offsets_is_made_in_pieces(offsets: Offsets) -> None:
+    """And nothing is written twice or left out, whatever changes in between."""
+    for number in range(40):
+        for queue_id in range(100):
+            offsets.commit("G", f"T{number}", queue_id, number)
+    wanted = offsets.rows()
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    reply = await offsets.get_all_consumer_offset(GetAllConsumerOffset(), CALL)
+    counting.cancel()
+    assert turns >= 40 * 100 // offset_table.PIECE_QUEUES
+    wrapper = bodies.ConsumerOffsetSerializeWrapper(offset_table=wanted)
+    assert reply.body == bodies.encode(wrapper)
+    pieces = offsets._bounded.pieces()
+    parts = [next(pieces)]
+    offsets.remove("G")
+    told = fastjson.loads(b"".join((*parts, *pieces)))
+    assert told == {key: wanted[key] for key in list(wanted)[: len(told)]} and len(told) < 40
+    assert list(offsets._bounded.pieces()) == [b"{}"]
 
 
 async def test_deletions_take_exactly_their_own(offsets: Offsets) -> None:
@@ -269,7 +320,7 @@ async def test_a_queue_whose_start_was_deleted_has_no_default(
 async def test_all_offsets_are_answered_in_upstreams_form(offsets: Offsets) -> None:
     offsets.commit("G", "T", 0, 5)
     offsets.commit("G", "T", 1, 6)
-    body = offsets.get_all_consumer_offset(GetAllConsumerOffset(), CALL).body
+    body = (await offsets.get_all_consumer_offset(GetAllConsumerOffset(), CALL)).body
     assert body == b'{"offsetTable":{"T@G":{0:5,1:6}}}'
 
 
@@ -295,7 +346,7 @@ async def test_with_the_real_store(tmp_path: Path) -> None:
         offsets = make(tmp_path, store)
         await offsets.start()
         stored = store.append(Draft("T", 0, b"body", "", host, host))
-        await store.settle(stored.end)
+        await store.durable(stored.end)
         assert offsets.query_consumer_offset(ask(), CALL).offset == 0
         assert offsets.get_max_offset(GetMaxOffset(topic="T", queue_id=0), CALL).offset == 1
         assert offsets.get_min_offset(GetMinOffset(topic="T", queue_id=0), CALL).offset == 0

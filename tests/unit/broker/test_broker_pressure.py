@@ -8,13 +8,14 @@ import time
 from typing import Any
 
 import pytest
-from broker_fakes import STORE_HOST, FakeStore, call_of
+from tests.unit.broker.broker_fakes import STORE_HOST, FakeStore, call_of, foundation
 
-from cosmodrome.broker import moves as moves_module
-from cosmodrome.broker import pressure as pressure_module
-from cosmodrome.broker.cleaning import Cleaning
-from cosmodrome.broker.moves import OffsetMoves
-from cosmodrome.broker.pressure import LATE_BEATS_MAX, Pressure
+from cosmodrome.broker.counts import pressure as pressure_module
+from cosmodrome.broker.counts.pressure import LATE_BEATS_MAX, Pressure
+from cosmodrome.broker.operate.cleaning import Cleaning
+from cosmodrome.broker.receive import offset_moves as moves_module
+from cosmodrome.broker.receive.offset_moves import OffsetMoves
+from cosmodrome.broker.role import MASTER, SLAVE, Role
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, Refused, StoreBusy
@@ -76,9 +77,8 @@ async def test_overload_may_be_ignored() -> None:
 # --- offset-moved events ----------------------------------------------------------------------
 
 
-def moves(store: Any, *, writes: bool = True, corrects: bool = True) -> OffsetMoves:
-    env = real_env(seed=1)
-    return OffsetMoves(store, env.clock, "b", lambda: STORE_HOST, writes=writes, corrects=corrects)
+def moves(store: Any, role: Role = MASTER) -> OffsetMoves:
+    return OffsetMoves(foundation(BrokerOptions(broker_name="b"), real_env(seed=1), store, role))
 
 
 async def test_an_event_says_who_asked_for_what() -> None:
@@ -97,28 +97,28 @@ async def test_an_event_says_who_asked_for_what() -> None:
 
 async def test_events_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     store = FakeStore()
-    told = moves(store)
+    moved = moves(store)
     now = [50.0]
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
     for _ in range(10):
-        told.tell("G", "T", 0, 100, 7)
-    assert told.events_total == 1
+        moved.tell("G", "T", 0, 100, 7)
+    assert moved.events_total == 1
     for queue_id in range(500):
-        told.tell("G", "T", queue_id, 100, 7)
-    assert told.events_total == moves_module.EVENTS_PER_PERIOD_MAX == len(told._told)
+        moved.tell("G", "T", queue_id, 100, 7)
+    assert moved.events_total == moves_module.EVENTS_PER_PERIOD_MAX == len(moved._noted)
     now[0] += moves_module.PERIOD_SECONDS
-    told.tell("G", "T", 0, 100, 7)
-    assert (told.events_total, len(store.log)) == (101, 101)
+    moved.tell("G", "T", 0, 100, 7)
+    assert (moved.events_total, len(store.log)) == (101, 101)
     monkeypatch.undo()
 
 
 async def test_a_slave_writes_no_events_and_a_busy_store_is_no_error() -> None:
     store = FakeStore()
-    moves(store, writes=False).tell("G", "T", 0, 100, 7)
+    moves(store, SLAVE).tell("G", "T", 0, 100, 7)
     store.error = StoreBusy("not now")
-    told = moves(store)
-    told.tell("G", "T", 0, 100, 7)
-    assert (store.log, told.events_total) == ([], 0)
+    moved = moves(store)
+    moved.tell("G", "T", 0, 100, 7)
+    assert (store.log, moved.events_total) == ([], 0)
 
 
 # --- clean-ups --------------------------------------------------------------------------------

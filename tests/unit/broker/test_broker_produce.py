@@ -3,20 +3,30 @@ from __future__ import annotations
 import asyncio
 import base64
 import errno
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from broker_fakes import STORE_HOST, FakeConnection, FakeStore, call_of, open_store, settled
 from tests.goldens import Golden, each_golden
+from tests.unit.broker.broker_fakes import (
+    STORE_HOST,
+    FakeConnection,
+    FakeStore,
+    call_of,
+    foundation,
+    open_store,
+    outcome_of,
+)
 
-from cosmodrome.broker.defer import Deferral
-from cosmodrome.broker.groups import Groups
-from cosmodrome.broker.pressure import LATE_BEATS_MAX
-from cosmodrome.broker.produce import Produce, parse_batch
-from cosmodrome.broker.recall import parse_handle
-from cosmodrome.broker.topics import Topics
+from cosmodrome.broker.counts.pressure import LATE_BEATS_MAX, Pressure
+from cosmodrome.broker.counts.put_times import PutTimes
+from cosmodrome.broker.later.deferral import Deferral
+from cosmodrome.broker.later.recall import parse_handle
+from cosmodrome.broker.members.groups import Groups
+from cosmodrome.broker.members.room import Members
+from cosmodrome.broker.members.topics import Topics
+from cosmodrome.broker.send.produce import Produce, parse_batch
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.real import MappedSegment, real_env
@@ -40,7 +50,7 @@ class Rig:
         defaults = {"broker_name": "b0", "broker_cluster_name": "C0"}
         self.options = BrokerOptions(**{**defaults, **changes})
         self.env: Env = real_env(seed=7)
-        self.store: Any = store or FakeStore()
+        self.store = cast(Any, store or FakeStore())
         self.topics = Topics(self.options, str(path / "topics.json"), self.env)
         self.groups = Groups(self.options, str(path / "subscriptionGroup.json"), self.env)
         deferral = Deferral(
@@ -50,16 +60,10 @@ class Rig:
             timer_delay_seconds_max=60,
             timers_full=lambda: False,
         )
-        self.produce = Produce(
-            self.options,
-            self.store,
-            self.topics,
-            self.groups,
-            deferral,
-            self.env,
-            lambda: STORE_HOST,
-            body_bytes_max=BODY_MAX,
-        )
+        base = foundation(self.options, self.env, self.store, max_message_size=BODY_MAX)
+        members = Members(self.topics, self.groups, cast(Any, None), cast(Any, None))
+        pressure = Pressure(self.options)
+        self.produce = Produce(base, members, deferral, PutTimes(), pressure)
 
     async def start(self) -> Rig:
         await self.topics.start()
@@ -74,14 +78,14 @@ class Rig:
     async def send(self, *, version: int = 409, peer: Any = None, **changes: Any) -> Any:
         connection = FakeConnection(peer) if peer else None
         outcome = self.produce.send_v2(ask(**changes), call_of(connection, version=version))
-        return await settled(outcome)
+        return await outcome_of(outcome)
 
     async def batch(self, items: Sequence[bytes] | bytes, **changes: Any) -> Any:
         body = items if isinstance(items, bytes) else b"".join(items)
         request = table.decode(
             SendBatchMessage, table.encode(ask(SendBatchMessage, **changes)), body
         )
-        return await settled(self.produce.send_batch(request, call_of(code=320)))
+        return await outcome_of(self.produce.send_batch(request, call_of(code=320)))
 
 
 def ask(row: Any = SendMessageV2, **changes: Any) -> Any:
@@ -142,11 +146,11 @@ async def test_a_message_is_stored_as_sent(rig: Rig) -> None:
         "MSG_REGION": "DefaultRegion",
         "TRACE_ON": "true",
     }
-    assert (rig.produce.messages_total, rig.produce.bytes_total) == (1, 100)
+    assert rig.produce.stats.put_counts.take() == [("T", 1, 1, 100)]
 
 
 async def test_the_old_header_does_the_same(rig: Rig) -> None:
-    reply = await settled(rig.produce.send(ask(SendMessage), call_of(code=10)))
+    reply = await outcome_of(rig.produce.send(ask(SendMessage), call_of(code=10)))
     assert reply.code == Code.SUCCESS
     assert rig.store.log[0].topic == "T"
 
@@ -154,7 +158,7 @@ async def test_the_old_header_does_the_same(rig: Rig) -> None:
 async def test_messages_of_a_connection_keep_their_order(rig: Rig) -> None:
     call = call_of()
     outcomes = [rig.produce.send_v2(ask(body=b"%d" % number), call) for number in range(10)]
-    replies = [await settled(outcome) for outcome in outcomes]
+    replies = [await outcome_of(outcome) for outcome in outcomes]
     assert [draft.body for draft in rig.store.log] == [b"%d" % number for number in range(10)]
     assert [reply.queue_offset for reply in replies] == list(range(10))
 
@@ -163,14 +167,15 @@ async def test_the_sender_waits_before_anything_else_can_happen(rig: Rig) -> Non
     """A failed write gives the offsets out again: who is not waiting by then would take the
     next message's safety for its own."""
     batch = ask(SendBatchMessage, batch=True, body=item(b"x"))
-    for send in (
+    sends: list[Callable[[], Any]] = [
         lambda: rig.produce.send_v2(ask(), call_of()),
         lambda: rig.produce.send_batch(batch, call_of(code=320)),
-    ):
-        seen = len(rig.store.settled)
+    ]
+    for send in sends:
+        seen = len(rig.store.asked_durable)
         outcome = send()  # nothing was awaited yet, and still
-        assert len(rig.store.settled) == seen + 1
-        await settled(outcome)
+        assert len(rig.store.asked_durable) == seen + 1
+        await outcome_of(outcome)
 
 
 @pytest.mark.parametrize(
@@ -200,13 +205,17 @@ async def test_wait_decides_what_the_answer_waits_for(
     rig: Rig, properties: str | None, waits: bool
 ) -> None:
     await rig.send(properties=properties)
-    assert rig.store.settled == [(1100, waits)]
+    assert rig.store.asked_durable == [(1100, waits)]
 
 
-async def test_a_slow_sync_is_answered_as_stored_with_a_warning(rig: Rig) -> None:
-    rig.store.status = PutStatus.FLUSH_DISK_TIMEOUT
+@pytest.mark.parametrize("status", list(PutStatus)[1:], ids=str)
+async def test_a_slow_sync_or_slave_is_answered_as_stored_with_a_warning(
+    rig: Rig, status: PutStatus
+) -> None:
+    rig.store.status = status
     reply = await rig.send()
-    assert reply.code == Code.FLUSH_DISK_TIMEOUT
+    assert reply.code == Code[status.name] and reply.remark
+    assert rig.produce.unpromised[status] == 1
     assert {"msgId", "queueId", "queueOffset", "MSG_REGION", "TRACE_ON"} == table.encode(
         reply
     ).keys()
@@ -324,7 +333,7 @@ async def test_a_delayed_message_waits_but_is_answered_as_sent(rig: Rig) -> None
     }
     assert (reply.code, reply.queue_id, reply.queue_offset) == (0, 1, 1)
     assert reply.recall_handle is None
-    assert rig.store.settled[1][1] is False
+    assert rig.store.asked_durable[1][1] is False
 
 
 async def test_a_retry_of_a_client_waits_too(rig: Rig) -> None:
@@ -395,7 +404,7 @@ async def test_what_the_store_refuses(rig: Rig, error: Exception, code: int, rem
     rig.store.error = error
     for reply in (await rig.send(), await rig.batch([item(b"x")])):
         assert (reply.code, reply.remark) == (code, remark)
-    assert rig.produce._stats.of_topic("T") is None
+    assert rig.produce.stats.of_topic("T") is None
     assert rig.produce._put_times.percentile_ms(0.99) == 0.0
 
 
@@ -403,7 +412,7 @@ async def test_sends_are_counted_where_they_are_stored(rig: Rig) -> None:
     await rig.send()
     await rig.batch([item(b"x"), item(b"y")])
     await rig.send(properties="DELAY\x012")
-    stats = rig.produce._stats
+    stats = rig.produce.stats
     plain, delayed = stats.of_topic("T"), stats.of_topic(SCHEDULE_TOPIC)
     assert plain is not None and delayed is not None
     assert (plain.messages, plain.calls) == (3, 2)
@@ -429,10 +438,10 @@ async def test_an_overloaded_broker_answers_busy(tmp_path: Path) -> None:
 
 
 async def test_bytes_that_did_not_make_it_are_not_acknowledged(rig: Rig) -> None:
-    rig.store.settle_error = StoreUnwritable("a sync failed")
+    rig.store.durable_error = StoreUnwritable("a sync failed")
     reply = await rig.send()
     assert (reply.code, reply.remark) == (Code.SERVICE_NOT_AVAILABLE, "a sync failed")
-    assert (rig.produce.messages_total, rig.produce.failures_total) == (0, 1)
+    assert (rig.produce.stats.put_counts.take(), rig.produce.failures_total) == ([], 1)
 
 
 async def test_before_its_address_is_known_a_broker_takes_nothing(rig: Rig) -> None:
@@ -516,13 +525,13 @@ async def test_a_batch_is_stored_whole(rig: Rig) -> None:
     host = STORE_HOST.hex().upper()
     assert reply.msg_id == ",".join(f"{host}{offset:016X}" for offset in (1000, 1100, 1200))
     assert (reply.queue_id, reply.queue_offset) == (1, 0)
-    assert rig.store.settled == [(1300, True)]
-    assert rig.produce.messages_total == 3
+    assert rig.store.asked_durable == [(1300, True)]
+    assert [one[2] for one in rig.produce.stats.put_counts.take()] == [3]
 
 
 async def test_a_batch_need_not_wait(rig: Rig) -> None:
     await rig.batch([item(b"x")], properties="WAIT\x01false")
-    assert rig.store.settled == [(1100, False)]
+    assert rig.store.asked_durable == [(1100, False)]
 
 
 async def test_a_single_code_with_the_batch_mark_is_a_batch(rig: Rig) -> None:
@@ -634,7 +643,7 @@ async def test_a_failed_write_is_told_to_everyone_it_took_along(
         monkeypatch.setattr(MappedSegment, "write", failing)
         lost = await asyncio.gather(*(rig.send(body=b"lost") for _ in range(3)))
         assert [reply.code for reply in lost] == [Code.SERVICE_NOT_AVAILABLE] * 3
-        assert rig.produce.messages_total == 0
+        assert rig.produce.stats.put_counts.take() == []
         full = False
         reply = await rig.send(body=b"kept")
         assert (reply.code, reply.queue_offset) == (Code.SUCCESS, 0)
@@ -647,16 +656,26 @@ async def test_a_failed_write_is_told_to_everyone_it_took_along(
 @pytest.mark.parametrize(
     "name",
     [
-        *("send_v2", "send_v2_unicode", "send_v1_code10", "send_async"),
-        *("send_ordered", "send_batch_320", "send_compressed_lz4"),
-        *("send_autocreate", "send_incompressible"),
+        "send_v2",
+        "send_v2_unicode",
+        "send_v1_code10",
+        "send_async",
+        "send_ordered",
+        "send_batch_320",
+        "send_compressed_lz4",
+        "send_autocreate",
+        "send_incompressible",
     ],
 )
 async def test_upstream_clients_are_answered_as_upstream_answers(
     golden: Golden, rig: Rig, name: str
 ) -> None:
     rows = {10: SendMessage, 310: SendMessageV2, 320: SendBatchMessage}
-    handlers = {10: rig.produce.send, 310: rig.produce.send_v2, 320: rig.produce.send_batch}
+    handlers: dict[int, Any] = {
+        10: rig.produce.send,
+        310: rig.produce.send_v2,
+        320: rig.produce.send_batch,
+    }
     rig.produce._body_bytes_max = 4 << 20
     answers = {
         (line["conn"], line["header"]["opaque"]): line
@@ -670,7 +689,7 @@ async def test_upstream_clients_are_answered_as_upstream_answers(
         data = base64.b64decode(line["frame_b64"])
         body = data[len(data) - line["body_len"] :]
         request = table.decode(rows[line["code"]], line["header"]["extFields"], body)
-        reply = await settled(handlers[line["code"]](request, call_of(code=line["code"])))
+        reply = await outcome_of(handlers[line["code"]](request, call_of(code=line["code"])))
         answer = answers.get((line["conn"], line["header"]["opaque"]))
         if answer is None:
             continue
@@ -701,7 +720,7 @@ async def test_stored_properties_equal_upstreams(golden: Golden, rig: Rig) -> No
             if line["code"] != 310 or ext.get("b") not in ("GNormal", "GOrder"):
                 continue
             request = table.decode(SendMessageV2, ext, b"x")
-            await settled(rig.produce.send_v2(request, call_of()))
+            await outcome_of(rig.produce.send_v2(request, call_of()))
             names = frozenset(parse_properties(rig.store.log[-1].properties))
             assert (ext["b"], names) in stored
             checked += 1

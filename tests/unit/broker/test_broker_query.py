@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_fakes import FakeStore, call_of, open_store
+from tests.unit.broker.broker_fakes import FakeStore, call_of, open_store
 
-from cosmodrome.broker import query as module
-from cosmodrome.broker.query import Query
+from cosmodrome.broker.operate import query as module
+from cosmodrome.broker.operate.query import Query
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.errors import Code, Refused
 from cosmodrome.store.store import Draft, Found
@@ -45,7 +45,8 @@ def test_an_unknown_offset_is_refused(offset: int) -> None:
     assert str(offset) in refused.value.remark
 
 
-def test_records_by_key() -> None:
+def test_records_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_topic_of", lambda record: "T")
     store = FakeStore()
     store.found = Found([b"one", b"two"], 77, 88)
     reply = make(store).query_message(ask(), CALL)
@@ -86,6 +87,7 @@ def test_a_bad_topic_is_refused(topic: str) -> None:
 
 def test_an_answer_fits_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 10)
+    monkeypatch.setattr(module, "_topic_of", lambda record: "T")
     store = FakeStore()
     store.found = Found([b"1234", b"5678", b"9012"], 0, 0)
     assert make(store).query_message(ask(), CALL).body == b"12345678"
@@ -98,7 +100,7 @@ async def test_with_the_real_store(tmp_path: Path) -> None:
             store.append(Draft("T", 0, b"%d" % n, f"KEYS\x01k{n % 2} all", host, host))
             for n in range(4)
         ]
-        await store.settle(stored[-1].end)
+        await store.durable(stored[-1].end)
         query = make(store)
         reply = query.query_message(ask(key="k1", end_timestamp=2**62), CALL)
         assert {record.body for record in iter_records(reply.body)} == {b"1", b"3"}
@@ -112,3 +114,16 @@ async def test_with_the_real_store(tmp_path: Path) -> None:
         assert record.body == b"2"
         with pytest.raises(Refused):
             query.view_message_by_id(ViewMessageById(offset=stored[2].log_offset + 1), CALL)
+
+
+async def test_a_message_of_another_topic_with_the_same_hash_is_not_found(tmp_path: Path) -> None:
+    host = pack_host("127.0.0.1", 10911)
+    async with open_store(tmp_path) as store:
+        # "Aa" and "BB" have the same hash in Java, and so in the index.
+        stored = store.append(Draft("TBB", 0, b"secret", "KEYS\x01k", host, host))
+        await store.durable(stored.end)
+        assert store.find("TAa", "k", 32, 1, 2**62).records
+        reply = make(store).query_message(ask(topic="TAa", end_timestamp=2**62), CALL)
+        assert reply.code == Code.QUERY_NOT_FOUND
+        reply = make(store).query_message(ask(topic="TBB", end_timestamp=2**62), CALL)
+        assert reply.code == Code.SUCCESS

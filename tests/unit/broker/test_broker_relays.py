@@ -4,18 +4,19 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from broker_fakes import FakeConnection, FakeStore, call_of
-from party_kit import Venue, venue
+from tests.unit.broker.broker_clients_kit import RunningBroker, running_broker
+from tests.unit.broker.broker_fakes import FakeConnection, FakeStore, call_of, foundation
 
-from cosmodrome.broker import relays
-from cosmodrome.broker.clients import Clients
-from cosmodrome.broker.groups import Groups
-from cosmodrome.broker.offsets import Offsets
-from cosmodrome.broker.relays import Relays
-from cosmodrome.broker.topics import Topics
+from cosmodrome.broker.members.clients import Clients
+from cosmodrome.broker.members.groups import Groups
+from cosmodrome.broker.members.offsets import Offsets
+from cosmodrome.broker.members.room import Members
+from cosmodrome.broker.members.topics import Topics
+from cosmodrome.broker.operate import relays
+from cosmodrome.broker.operate.relays import Relays
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, Refused
@@ -67,8 +68,8 @@ class Member:
 
 
 @pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[Venue]:
-    async with venue(tmp_path) as here:
+async def here(tmp_path: Path) -> AsyncIterator[RunningBroker]:
+    async with running_broker(tmp_path) as here:
         yield here
 
 
@@ -79,12 +80,12 @@ def refused(code: int, word: str) -> Any:
 # --- to one client ---------------------------------------------------------------------------
 
 
-async def test_a_question_reaches_one_client_and_its_answer_comes_back(here: Venue) -> None:
+async def test_a_question_reaches_one_client_and_its_answer_comes_back(here: RunningBroker) -> None:
     one, two = Member(), Member()
-    await here.party("one", one).join("T")
-    await here.party("two", two).join("T")
+    await here.client("one", one).join("T")
+    await here.client("two", two).join("T")
     ask = commands.GetConsumerRunningInfo(consumer_group="g", client_id="two", jstack_enable=True)
-    reply = await here.party("admin").call(ask)
+    reply = await here.client("admin").call(ask)
     assert (reply.body, reply.remark) == (INFO, "not set any response code")
     (asked,) = two.asked
     assert isinstance(asked, commands.GetConsumerRunningInfo)
@@ -92,11 +93,11 @@ async def test_a_question_reaches_one_client_and_its_answer_comes_back(here: Ven
     assert one.asked == []
 
 
-async def test_a_client_that_is_not_there(here: Venue) -> None:
-    await here.party("one", Member()).join("T")
+async def test_a_client_that_is_not_there(here: RunningBroker) -> None:
+    await here.client("one", Member()).join("T")
     for group, client in (("g", "two"), ("other", "one")):
         with refused(1, "not online"):
-            await here.party("admin").call(
+            await here.client("admin").call(
                 commands.GetConsumerRunningInfo(consumer_group=group, client_id=client)
             )
 
@@ -104,41 +105,41 @@ async def test_a_client_that_is_not_there(here: Venue) -> None:
 async def test_a_client_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(relays.Relays.__init__.__kwdefaults__, "relay_timeout_ms", 30)
-    async with venue(tmp_path) as here:
+    monkeypatch.setattr(relays, "RELAY_TIMEOUT_MS", 30)
+    async with running_broker(tmp_path) as here:
         member = Member()
         member.wake.clear()
-        await here.party("one", member).join("T")
+        await here.client("one", member).join("T")
         with refused(207, "within 30 ms"):
-            await here.party("admin").call(
+            await here.client("admin").call(
                 commands.GetConsumerRunningInfo(consumer_group="g", client_id="one")
             )
         member.wake.set()
 
 
-async def test_a_client_that_leaves_meanwhile(here: Venue) -> None:
+async def test_a_client_that_leaves_meanwhile(here: RunningBroker) -> None:
     member = Member()
     member.wake.clear()
-    party = await here.party("one", member).join("T")
+    client = await here.client("one", member).join("T")
     asking = asyncio.create_task(
-        here.party("admin").call(
+        here.client("admin").call(
             commands.GetConsumerRunningInfo(consumer_group="g", client_id="one")
         )
     )
     while not member.asked:
         await asyncio.sleep(0.005)
-    await party.channel.close()
+    await client.channel.close()
     with refused(1, "broke"):
         await asking
     member.wake.set()
 
 
-async def test_a_message_is_handed_to_one_client(here: Venue) -> None:
+async def test_a_message_is_handed_to_one_client(here: RunningBroker) -> None:
     member = Member()
-    party = await here.party("one", member).join("T")
-    sent = await party.send(b"look at me")
+    client = await here.client("one", member).join("T")
+    sent = await client.send(b"look at me")
     ask = commands.ConsumeMessageDirectly(consumer_group="g", client_id="one", msg_id=sent.msg_id)
-    reply = await here.party("admin").call(ask)
+    reply = await here.client("admin").call(ask)
     assert json.loads(reply.body) == {"consumeResult": "CR_SUCCESS"}
     (asked,) = member.asked
     assert isinstance(asked, commands.ConsumeMessageDirectly)
@@ -146,20 +147,20 @@ async def test_a_message_is_handed_to_one_client(here: Venue) -> None:
     assert decode_record(asked.body).body == b"look at me"
 
 
-async def test_the_refusal_of_a_client_comes_back(here: Venue) -> None:
-    party = await here.party("one", Member()).join("T")
-    sent = await party.send(b"a bad one")
+async def test_the_refusal_of_a_client_comes_back(here: RunningBroker) -> None:
+    client = await here.client("one", Member()).join("T")
+    sent = await client.send(b"a bad one")
     with refused(1, "the consumer threw"):
-        await here.party("admin").call(
+        await here.client("admin").call(
             commands.ConsumeMessageDirectly(consumer_group="g", client_id="one", msg_id=sent.msg_id)
         )
 
 
 @pytest.mark.parametrize("msg_id", ["zz", "7F00000100002A9F00000000000FFFFF"])
-async def test_a_message_that_is_not_there(here: Venue, msg_id: str) -> None:
-    await here.party("one", Member()).join("T")
+async def test_a_message_that_is_not_there(here: RunningBroker, msg_id: str) -> None:
+    await here.client("one", Member()).join("T")
     with pytest.raises(Refused) as caught:
-        await here.party("admin").call(
+        await here.client("admin").call(
             commands.ConsumeMessageDirectly(consumer_group="g", client_id="one", msg_id=msg_id)
         )
     assert caught.value.code == Code.SYSTEM_ERROR
@@ -168,11 +169,11 @@ async def test_a_message_that_is_not_there(here: Venue, msg_id: str) -> None:
 # --- to all members --------------------------------------------------------------------------
 
 
-async def test_consumer_status(here: Venue) -> None:
+async def test_consumer_status(here: RunningBroker) -> None:
     for offset, name in ((0, "zero"), (1, "one"), (-1, "mumbler")):
-        await here.party(name, Member(offset)).join("T")
-    await here.party("deaf").join("T")  # serves nothing
-    admin = here.party("admin")
+        await here.client(name, Member(offset)).join("T")
+    await here.client("deaf").join("T")  # serves nothing
+    admin = here.client("admin")
     ask = commands.InvokeBrokerToGetConsumerStatus(topic="T", group="g", client_addr="")
     table = bodies.decode(GetConsumerStatusBody, (await admin.call(ask)).body).consumer_table
     assert {name: list(row.values()) for name, row in table.items()} == {"zero": [0], "one": [1]}
@@ -184,11 +185,11 @@ async def test_consumer_status(here: Venue) -> None:
         await admin.call(ask)
 
 
-async def test_reset_over_the_wire(here: Venue) -> None:
+async def test_reset_over_the_wire(here: RunningBroker) -> None:
     members = [Member(), Member()]
     for number, member in enumerate(members):
-        await here.party(f"c{number}", member).join("T")
-    admin = here.party("admin")
+        await here.client(f"c{number}", member).join("T")
+    admin = here.client("admin")
     for queue_id in (0, 1):
         for _ in range(3):
             await admin.send(queue_id=queue_id)
@@ -209,7 +210,7 @@ async def test_reset_over_the_wire(here: Venue) -> None:
     assert (await admin.call(progress)).offset == 2
 
 
-class Told(FakeConnection):
+class MemberLink(FakeConnection):
     def __init__(self, port: int) -> None:
         super().__init__(("192.0.2.7", port))
         self.orders: list[Any] = []
@@ -224,16 +225,17 @@ class Rig:
 
     def __init__(self, path: Path) -> None:
         options, env = BrokerOptions(broker_name="b0"), real_env(seed=1)
-        self.store: Any = FakeStore()
+        self.store = cast(Any, FakeStore())
         self.topics = Topics(options, str(path / "topics.json"), env)
         self.groups = Groups(options, str(path / "groups.json"), env)
         self.offsets = Offsets(options, str(path / "offsets.json"), self.store, env)
         self.clients = Clients(options, self.topics, self.groups, env.clock)
-        self.relays = Relays(options, self.store, self.topics, self.offsets, self.clients)
+        members = Members(self.topics, self.groups, self.offsets, self.clients)
+        self.relays = Relays(foundation(options, env, self.store), members)
         self.topics.put(TopicConfig(topic_name="T", read_queue_nums=1, write_queue_nums=1))
 
-    def join(self, port: int, language: str, version: int = VERSION) -> Told:
-        link = Told(port)
+    def join(self, port: int, language: str, version: int = VERSION) -> MemberLink:
+        link = MemberLink(port)
         call = call_of(link, version=version)
         call.frame.language = LANGUAGES.index(language)
         beat = {

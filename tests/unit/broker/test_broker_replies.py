@@ -4,11 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from party_kit import Venue, venue
+from tests.unit.broker.broker_clients_kit import RunningBroker, running_broker
 
-from cosmodrome.broker import replies
+from cosmodrome.broker.send import replies
 from cosmodrome.errors import Code, Refused
 from cosmodrome.wire import commands
 from cosmodrome.wire.message import parse_properties
@@ -35,16 +36,16 @@ class Asker:
 
 
 @pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[Venue]:
-    async with venue(tmp_path) as here:
+async def here(tmp_path: Path) -> AsyncIterator[RunningBroker]:
+    async with running_broker(tmp_path) as here:
         yield here
 
 
 @pytest.mark.parametrize("row", [commands.SendReplyMessage, commands.SendReplyMessageV2])
-async def test_a_reply_reaches_the_client_that_asked(here: Venue, row: object) -> None:
+async def test_a_reply_reaches_the_client_that_asked(here: RunningBroker, row: object) -> None:
     asker = Asker()
-    await here.party("asker", asker).join()
-    replier = await here.party("replier").join(producer="R")
+    await here.client("asker", asker).join()
+    replier = await here.client("replier").join(producer="R")
     before_ms = int(time.time() * 1000)
     asker.hold.clear()
     sending = asyncio.create_task(
@@ -59,8 +60,9 @@ async def test_a_reply_reaches_the_client_that_asked(here: Venue, row: object) -
             reconsume_times=0,
         )
     )
-    await asyncio.sleep(0.05)
-    assert asker.got and not sending.done()  # answered only when the asker has it
+    while not asker.got:
+        await asyncio.sleep(0.005)
+    assert not sending.done()  # answered only when the asker has it
     asker.hold.set()
     reply = await sending
     (got,) = asker.got
@@ -79,9 +81,9 @@ async def test_a_reply_reaches_the_client_that_asked(here: Venue, row: object) -
 
 
 async def test_without_storing_the_id_is_zero(tmp_path: Path) -> None:
-    async with venue(tmp_path, store_reply_message_enable=False) as here:
-        await here.party("asker", Asker()).join()
-        replier = here.party("replier")
+    async with running_broker(tmp_path, store_reply_message_enable=False) as here:
+        await here.client("asker", Asker()).join()
+        replier = here.client("replier")
         reply = await replier.send(
             topic=REPLY_TOPIC, row=commands.SendReplyMessageV2, properties=PROPERTIES
         )
@@ -99,10 +101,10 @@ async def test_without_storing_the_id_is_zero(tmp_path: Path) -> None:
     ],
 )
 async def test_a_reply_that_does_not_arrive_is_refused_but_stored(
-    here: Venue, properties: str, word: str
+    here: RunningBroker, properties: str, word: str
 ) -> None:
-    await here.party("sulky", Asker(code=1)).join()
-    replier = here.party("replier")
+    await here.client("sulky", Asker(code=1)).join()
+    replier = here.client("replier")
     with pytest.raises(Refused, match=word) as caught:
         await replier.send(
             topic=REPLY_TOPIC, row=commands.SendReplyMessageV2, properties=properties
@@ -114,41 +116,41 @@ async def test_a_reply_that_does_not_arrive_is_refused_but_stored(
 async def test_a_silent_asker_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(replies.Replies.__init__.__kwdefaults__, "push_timeout_ms", 30)
-    async with venue(tmp_path) as here:
+    monkeypatch.setattr(replies, "PUSH_TIMEOUT_MS", 30)
+    async with running_broker(tmp_path) as here:
         asker = Asker()
         asker.hold.clear()
-        await here.party("asker", asker).join()
+        await here.client("asker", asker).join()
         with pytest.raises(Refused, match="within 30 ms"):
-            await here.party("replier").send(
+            await here.client("replier").send(
                 topic=REPLY_TOPIC, row=commands.SendReplyMessageV2, properties=PROPERTIES
             )
         asker.hold.set()
 
 
-async def test_the_checks_of_a_send_hold_for_a_reply(here: Venue) -> None:
+async def test_the_checks_of_a_send_hold_for_a_reply(here: RunningBroker) -> None:
     asker = Asker()
-    await here.party("asker", asker).join()
+    await here.client("asker", asker).join()
     for changes, code in (
         ({"topic": "bad name"}, 1),
         ({"queue_id": 99}, 1),
         ({"topic": "SCHEDULE_TOPIC_XXXX"}, 16),
     ):
         with pytest.raises(Refused) as caught:
-            await here.party("replier").send(
+            await here.client("replier").send(
                 row=commands.SendReplyMessageV2,
-                **{"topic": REPLY_TOPIC, "properties": PROPERTIES, **changes},
+                **dict[str, Any](topic=REPLY_TOPIC, properties=PROPERTIES) | changes,
             )
         assert caught.value.code == code
     assert asker.got == []
 
 
-async def test_the_newest_connection_of_a_client_is_used(here: Venue) -> None:
+async def test_the_newest_connection_of_a_client_is_used(here: RunningBroker) -> None:
     first, second = Asker(), Asker()
-    old = await here.party("asker", first).join()
-    await here.party("asker", second).join()
+    old = await here.client("asker", first).join()
+    await here.client("asker", second).join()
     await old.channel.close()
-    await here.party("replier").send(
+    await here.client("replier").send(
         topic=REPLY_TOPIC, row=commands.SendReplyMessageV2, properties=PROPERTIES
     )
     assert (len(first.got), len(second.got)) == (0, 1)

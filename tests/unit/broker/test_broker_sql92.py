@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cosmodrome.broker.app import Broker, build_broker
+from cosmodrome.broker.receive.consume import COMPARISONS_PER_READ
 from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, Refused
@@ -85,7 +86,7 @@ class Node:
 @contextlib.asynccontextmanager
 async def running(folder: Path, **changes: Any) -> AsyncIterator[Node]:
     broker = build_broker(
-        BrokerOptions(**({"broker_name": "broker-a", "listen_port": 0} | changes)),
+        BrokerOptions(**(dict[str, Any](broker_name="broker-a", listen_port=0) | changes)),
         StoreOptions(
             store_path_root_dir=str(folder),
             mapped_file_size_commit_log=1 << 20,
@@ -149,25 +150,38 @@ async def test_only_matching_messages_are_delivered(
 async def test_a_held_pull_waits_for_a_message_it_wants(node: Node) -> None:
     await some_letters(node)
     await node.subscribe("a = 42")
-    held = asyncio.create_task(node.pull(7, sys_flag=HOLD, suspend_timeout_millis=8000))
+    held = asyncio.create_task(node.pull(7, sys_flag=HOLD, suspend_timeout_millis=60_000))
     for n in range(5):
         await node.send(a=str(n))
     await asyncio.sleep(0.05)
     assert not held.done()
     await node.send(body=b"yes", a="42")
-    reply = await asyncio.wait_for(held, 2)
+    reply = await asyncio.wait_for(held, 30)
     assert got(reply) == [b"yes"]
     assert (reply.code, reply.next_begin_offset, reply.max_offset) == (Code.SUCCESS, 13, 13)
+
+
+async def test_a_long_expression_tests_few_messages_per_pull(node: Node) -> None:
+    """The answer says from where to go on, so that no pull takes long."""
+    for n in range(60):
+        await node.send(a=str(n))
+    text = " OR ".join(["a = 59"] * 200)
+    offset, seen = 0, 0
+    while offset < 60:
+        reply = await node.pull(offset, sys_flag=INLINE, subscription=text, expression_type="SQL92")
+        assert 0 < reply.next_begin_offset - offset <= COMPARISONS_PER_READ // 200
+        offset, seen = reply.next_begin_offset, seen + len(got(reply))
+    assert seen == 1
 
 
 async def test_at_the_deadline_unwanted_messages_are_passed_over(node: Node) -> None:
     await some_letters(node)
     await node.subscribe("a = 42")
-    held = asyncio.create_task(node.pull(7, sys_flag=HOLD, suspend_timeout_millis=150))
+    held = asyncio.create_task(node.pull(7, sys_flag=HOLD, suspend_timeout_millis=1500))
     await asyncio.sleep(0.02)
     await node.send(a="1")
     await node.send(a="2")
-    reply = await asyncio.wait_for(held, 2)
+    reply = await asyncio.wait_for(held, 30)
     assert (reply.code, reply.next_begin_offset) == (Code.PULL_RETRY_IMMEDIATELY, 9)
     assert (reply.remark, got(reply)) == ("NO_MATCHED_MESSAGE", [])
 
@@ -177,11 +191,11 @@ async def test_a_filter_that_changes_while_a_pull_waits_is_applied_from_its_star
 ) -> None:
     await some_letters(node)
     await node.subscribe("a = 42")
-    held = asyncio.create_task(node.pull(7, sys_flag=HOLD, suspend_timeout_millis=400))
+    held = asyncio.create_task(node.pull(7, sys_flag=HOLD, suspend_timeout_millis=2000))
     await asyncio.sleep(0.02)
     await node.send(body=b"one", a="1")
     await node.subscribe("a = 1", version=2)
-    reply = await asyncio.wait_for(held, 2)
+    reply = await asyncio.wait_for(held, 30)
     assert got(reply) == [b"one"]
 
 

@@ -1,19 +1,21 @@
 from __future__ import annotations
 
 import errno
+import math
 import random
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_fakes import STORE_HOST, call_of, settled
-from later_kit import START_MS, Later, SetClock, later
+from tests.unit.broker.broker_fakes import call_of, foundation, outcome_of
+from tests.unit.broker.later_kit import START_MS, Later, SetClock, counted_batches, later
 
-from cosmodrome.broker import timers as module
-from cosmodrome.broker.pending import PendingList
-from cosmodrome.broker.recall import Handle, Recall, make_handle, parse_handle
+from cosmodrome.broker.later import timers as module
+from cosmodrome.broker.later.delivery import BATCH_COUNT
+from cosmodrome.broker.later.recall import Handle, Recall, make_handle, parse_handle
+from cosmodrome.broker.later.timer_list import TimerList
+from cosmodrome.broker.role import MASTER, SLAVE, Role
 from cosmodrome.env.real import MappedSegment
 from cosmodrome.errors import Code, Refused, StoreCorrupt
 from cosmodrome.store.store import Draft
@@ -33,17 +35,17 @@ def at(ms: int, key: str = "") -> str:
     return f"TIMER_DELIVER_MS\x01{START_MS + ms}" + (f"\x02UNIQ_KEY\x01{key}" if key else "")
 
 
-async def recall(kit: Later, key: str, ms: int, topic: str = "T", **changes: Any) -> Any:
+async def recall(
+    kit: Later, key: str, ms: int, topic: str = "T", role: Role = MASTER, **changes: Any
+) -> Any:
     if kit.topics.get("T") is None:
         kit.topics.put(TopicConfig(topic_name="T"))
-    service = Recall(
-        kit.options, kit.store, kit.topics, kit.deferral, kit.clock, lambda: STORE_HOST
-    )
+    service = Recall(foundation(kit.options, kit.env, kit.store, role), kit.topics, kit.deferral)
     handle = make_handle(Handle("T", "b0", START_MS + ms, key))
     ask = RecallMessage(
         **{"producer_group": "P", "topic": topic, "recall_handle": handle} | changes
     )
-    return await settled(service.recall(ask, call_of(code=370)))
+    return await outcome_of(service.recall(ask, call_of(code=370)))
 
 
 async def test_messages_come_in_the_order_of_their_times(tmp_path: Path, clock: SetClock) -> None:
@@ -234,7 +236,7 @@ async def test_foreign_records_do_no_harm(tmp_path: Path, clock: SetClock) -> No
     async with later(tmp_path, clock) as kit:
         for properties in ("", "TIMER_OUT_MS\x01soon", "REAL_TOPIC\x01T\x02REAL_QID\x010"):
             odd = Draft(TIMER_TOPIC, 0, b"odd", properties, bytes(8), bytes(8))
-            await kit.store.settle(kit.store.append(odd).end)
+            await kit.store.durable(kit.store.append(odd).end)
         await kit.put(b"good", at(10))
         clock.ms += 10
         await kit.until(lambda: kit.bodies() == [b"odd", b"good"])
@@ -255,12 +257,14 @@ async def test_a_wait_does_not_poll(tmp_path: Path, clock: SetClock) -> None:
         await kit.pause()
         scans: list[int] = []
         scan = kit.timers._scan
-        kit.timers._scan = lambda: scans.append(1) or scan()  # type: ignore
+        kit.timers._scan = lambda: scans.append(1) or scan()
         await kit.pause()
         assert scans == []
 
 
-async def test_speed(tmp_path: Path, clock: SetClock) -> None:
+async def test_many_due_messages_leave_in_large_batches(
+    tmp_path: Path, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count = 10_000
     kit = await Later(tmp_path, clock, mapped_file_size_commit_log=1 << 26).open(deliver=False)
     chance = random.Random(5)
@@ -271,18 +275,27 @@ async def test_speed(tmp_path: Path, clock: SetClock) -> None:
             properties = f"TIMER_OUT_MS\x01{out}\x02REAL_TOPIC\x01T\x02REAL_QID\x010"
             draft = Draft(TIMER_TOPIC, 0, bytes(100), properties, bytes(8), bytes(8))
             end = kit.store.append(draft).end
-        await kit.store.settle(end)
+        await kit.store.durable(end)
     clock.ms += 1000
-    began = time.perf_counter()
+    batches = counted_batches(monkeypatch)
     await kit.timers.start()
-    await kit.until(lambda: kit.store.bounds("T", 0)[1] == count, 30)
-    rate = count / (time.perf_counter() - began)
+    await kit.until(lambda: kit.store.bounds("T", 0)[1] == count, 60)
     await kit.close()
-    print(f"timed messages read and delivered: {rate:,.0f}/s")
-    assert rate > 2500
+    assert sum(batches) == count
+    assert len(batches) == math.ceil(count / BATCH_COUNT)
 
 
 # --- recall ----------------------------------------------------------------------------------
+
+
+async def test_a_slave_recalls_nothing(tmp_path: Path, clock: SetClock) -> None:
+    async with later(tmp_path, clock) as kit:
+        await kit.put(b"x", at(1000, "K"))
+        with pytest.raises(Refused, match="at its master") as refused:
+            await recall(kit, "K", 1000, role=SLAVE)
+        assert refused.value.code == Code.SLAVE_NOT_AVAILABLE
+        clock.ms += 1000
+        await kit.until(lambda: kit.bodies() == [b"x"])
 
 
 async def test_a_recalled_message_never_comes(tmp_path: Path, clock: SetClock) -> None:
@@ -377,7 +390,7 @@ def test_handles_are_upstreams() -> None:
 
 
 async def listed(kit: Later, **fields: Any) -> tuple[list[Any], Any]:
-    answer = await PendingList("b0", kit.timers).list_pending(
+    answer = await TimerList("b0", kit.timers).list_pending(
         ListPendingTimers(**fields), call_of(code=31001)
     )
     return bodies.decode(PendingTimers, answer.body).pending, answer

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.goldens import Golden, each_golden
+from tests.unit.broker.broker_fakes import FakeConnection, call_of
 
-from cosmodrome.broker.tables import TableFile
-from cosmodrome.broker.topics import QUEUES_MAX, TOPICS_MAX, Topics
+from cosmodrome.broker.members import table_file
+from cosmodrome.broker.members.table_file import TableFile
+from cosmodrome.broker.members.topics import Topics
+from cosmodrome.broker.role import SLAVE
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, Refused, StoreCorrupt
 from cosmodrome.wire import bodies, fastjson
-from cosmodrome.wire.bodies import TopicConfig, TopicConfigSerializeWrapper, TopicList
+from cosmodrome.wire.bodies import (
+    QUEUES_MAX,
+    TOPICS_MAX,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    TopicList,
+)
 from cosmodrome.wire.commands.topic import (
     DeleteTopicInBroker,
     GetAllTopicConfig,
@@ -162,9 +172,59 @@ async def test_ensure_keeps_what_is_there(topics: Topics) -> None:
     assert topics.ensure("%RETRY%g", 9, 4) is made
 
 
+async def test_the_table_fits_into_one_answer(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New topics are refused before slaves or name servers could get no more of them."""
+    limit = len(bodies.encode(topics.wrapper())) + 1000
+    monkeypatch.setattr(table_file, "TABLE_BYTES_MAX", limit)
+    made = []
+    with pytest.raises(Refused, match="delete unused ones first") as refused:
+        for number in range(100):
+            topics.create_on_send(f"Long{'x' * 40}{number}", "TBW102", 4, 0)
+            made.append(f"Long{'x' * 40}{number}")
+    assert refused.value.code == Code.SYSTEM_ERROR
+    assert len(made) > 2
+    # Beside the rows an answer has a version, for which there is room in a frame.
+    assert limit - 400 < len(bodies.encode(topics.wrapper())) < limit + 200
+    with pytest.raises(Refused, match="bytes with this one"):
+        await topics.update_and_create(ask("Another" * 8), CALL)
+    await topics.update_and_create(ask(made[0], perm=4), CALL)  # those that are there still change
+    for name in made[:2]:
+        assert topics.delete(name)
+    await topics.update_and_create(ask("Another" * 8), CALL)
+
+
+async def test_the_table_is_told_in_steps(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_file, "ROWS_PER_STEP", 3)
+    telling = asyncio.create_task(topics.get_all(GetAllTopicConfig(), CALL))
+    turns = 0
+    while not telling.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns >= len(topics.table) // 3
+    assert (await telling).body == bodies.encode(topics.wrapper())
+
+
+async def test_sends_do_not_create_topics_without_end(path: str) -> None:
+    options = BrokerOptions(broker_name="b", auto_create_topics_per_minute_by_address=3)
+    service = Topics(options, path, real_env())
+    await service.start()
+    one = call_of(FakeConnection(("192.0.2.7", 1)))
+    other = call_of(FakeConnection(("192.0.2.8", 1)))
+    for number in range(3):
+        service.create_on_send(f"T{number}", "TBW102", 4, 0, one)
+    with pytest.raises(Refused, match="create 3 topics per minute"):
+        service.create_on_send("T3", "TBW102", 4, 0, one)
+    service.create_on_send("T2", "TBW102", 4, 0, one)  # it is there
+    service.create_on_send("T4", "TBW102", 4, 0, other)
+    await service.stop()
+
+
 async def test_topic_count_is_bounded(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
     assert TOPICS_MAX >= 10_000
-    monkeypatch.setattr("cosmodrome.broker.topics.TOPICS_MAX", len(topics.table))
+    fewer = dataclasses.replace(topics._table._kind, rows_max=len(topics.table))
+    monkeypatch.setattr(topics._table, "_kind", fewer)
     with pytest.raises(Refused, match="delete unused"):
         topics.ensure("OneMore", 1, 6)
     topics.put(topics.table["TBW102"])  # replacing is still possible
@@ -223,7 +283,7 @@ async def test_update_refused(topics: Topics, changes: dict[str, Any], why: str)
 
 
 async def test_a_slave_refuses_changes(path: str) -> None:
-    topics = Topics(OPTIONS, path, real_env(), writable=False)
+    topics = Topics(OPTIONS, path, real_env(), role=SLAVE)
     await topics.start()
     with pytest.raises(Refused, match="slave"):
         await topics.update_and_create(ask(), CALL)
@@ -250,7 +310,7 @@ async def test_delete(topics: Topics, path: str) -> None:
 async def test_queries(topics: Topics) -> None:
     topics.put(TopicConfig(topic_name="T", write_queue_nums=3))
     everything = bodies.decode(
-        TopicConfigSerializeWrapper, topics.get_all(GetAllTopicConfig(), CALL).body
+        TopicConfigSerializeWrapper, (await topics.get_all(GetAllTopicConfig(), CALL)).body
     )
     assert everything.topic_config_table == topics.table
     assert everything.data_version == topics.version
@@ -420,7 +480,7 @@ async def test_saves_never_overlap_and_the_newest_wins() -> None:
 
 
 async def test_a_failed_save_is_told_and_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cosmodrome.broker.tables.RETRY_SAVE_SECONDS", 0.01)
+    monkeypatch.setattr("cosmodrome.broker.members.table_file.RETRY_SAVE_SECONDS", 0.01)
     disk = SlowDisk()
     disk.fail = True
     file = TableFile("t.json", slow_env(disk), lambda: {"n": 1})

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_fakes import STORE_HOST, call_of, settled
-from later_kit import START_MS, SetClock
-from party_kit import until, venue
-from transaction_kit import COMMIT, ROLLBACK, UNKNOWN, Bank, bank
+from tests.unit.broker.broker_clients_kit import running_broker, until
+from tests.unit.broker.broker_fakes import STORE_HOST, call_of, outcome_of
+from tests.unit.broker.later_kit import START_MS, SetClock
+from tests.unit.broker.transaction_kit import COMMIT, ROLLBACK, UNKNOWN, Bank, bank
 
-from cosmodrome.broker.halves import copied
+from cosmodrome.broker.later.halves import copied
 from cosmodrome.errors import Code, ProtocolError, Refused, StoreUnwritable
 from cosmodrome.store.store import Draft, PutStatus
 from cosmodrome.wire import commands
@@ -136,7 +136,7 @@ async def test_a_half_without_destination_is_not_committed(tmp_path: Path, clock
             pairs = record.pairs() | {name: value}
             draft = copied(record, pairs)
             bad = kit.store.append(draft)
-            await kit.store.settle(bad.end)
+            await kit.store.durable(bad.end)
             assert bad.queue_offset == number
             with pytest.raises(Refused):
                 await kit.end(bad)
@@ -178,7 +178,7 @@ async def test_a_failed_end_can_be_said_again(
             raise StoreUnwritable("the disk is full")
 
         with monkeypatch.context() as patch:
-            patch.setattr(kit.store, "settle", lost)
+            patch.setattr(kit.store, "durable", lost)
             patch.setattr(kit.store, "append_batch", lambda drafts: [half])
             outcomes = await asyncio.gather(
                 kit.end(half), kit.end(half), kit.end(half, ROLLBACK), return_exceptions=True
@@ -248,7 +248,7 @@ async def test_resume(tmp_path: Path, clock: SetClock) -> None:
         ask = ResumeCheckHalfMessage(
             msg_id=offset_message_id(given_up.store_host, given_up.log_offset)
         )
-        assert (await settled(kit.transactions.resume(ask, call_of(code=323)))).code == 0
+        assert (await outcome_of(kit.transactions.resume(ask, call_of(code=323)))).code == 0
         assert kit.halves()[-1].pairs()["TRANSACTION_CHECK_TIMES"] == "0"
         config = kit.topics.get(HALF_TOPIC)
         assert config is not None and config.write_queue_nums == 1
@@ -260,9 +260,9 @@ async def test_resume(tmp_path: Path, clock: SetClock) -> None:
 async def test_resume_takes_any_message_but_asks_nobody(tmp_path: Path, clock: SetClock) -> None:
     async with bank(tmp_path, clock) as kit:
         stored = kit.store.append(Draft("T", 0, b"plain", "", STORE_HOST, STORE_HOST))
-        await kit.store.settle(stored.end)
+        await kit.store.durable(stored.end)
         ask = ResumeCheckHalfMessage(msg_id=offset_message_id(STORE_HOST, stored.log_offset))
-        assert (await settled(kit.transactions.resume(ask, call_of(code=323)))).code == 0
+        assert (await outcome_of(kit.transactions.resume(ask, call_of(code=323)))).code == 0
         await kit.look(60_000)
         assert kit.progress()[0] == 1
         assert len(kit.halves()) == 1
@@ -276,7 +276,7 @@ async def test_resume_of_nothing(
 ) -> None:
     async with bank(tmp_path, clock) as kit:
         with pytest.raises(error):
-            await settled(
+            await outcome_of(
                 kit.transactions.resume(ResumeCheckHalfMessage(msg_id=msg_id), call_of(code=323))
             )
         assert kit.halves() == []
@@ -313,9 +313,9 @@ TRANSACTIONAL = "TRAN_MSG\x01true\x02PGROUP\x01P\x02UNIQ_KEY\x01u1\x02WAIT\x01tr
 
 async def test_a_whole_transaction(tmp_path: Path) -> None:
     settings = {"transaction_check_interval": 20, "transaction_time_out": 100}
-    async with venue(tmp_path, **settings) as here:
+    async with running_broker(tmp_path, **settings) as here:
         ledger = Ledger()
-        producer = await here.party("c1", ledger).join()
+        producer = await here.client("c1", ledger).join()
         sent = await producer.send(b"paid", properties=TRANSACTIONAL, sys_flag=4, queue_id=1)
         assert (sent.code, sent.queue_id, sent.queue_offset) == (0, 1, 0)
         assert await producer.pull(queue_id=1) == []
@@ -357,22 +357,22 @@ async def test_a_whole_transaction(tmp_path: Path) -> None:
 
 
 async def test_a_transaction_across_a_restart(tmp_path: Path) -> None:
-    async with venue(tmp_path) as here:
-        producer = await here.party().join()
+    async with running_broker(tmp_path) as here:
+        producer = await here.client().join()
         sent = await producer.send(b"paid", properties=TRANSACTIONAL, sys_flag=4)
-    async with venue(tmp_path) as here:
-        producer = await here.party().join()
+    async with running_broker(tmp_path) as here:
+        producer = await here.client().join()
         await producer.call(end_of(sent, COMMIT))
         with pytest.raises(Refused, match="no half message"):
             await producer.call(end_of(sent, COMMIT, log_offset=7))
-    async with venue(tmp_path) as here:
-        assert [record.body for record in await here.party().pull()] == [b"paid"]
+    async with running_broker(tmp_path) as here:
+        assert [record.body for record in await here.client().pull()] == [b"paid"]
 
 
 async def test_a_half_is_answered_when_it_is_safe(tmp_path: Path) -> None:
     """With WAIT=false, too: otherwise the producer's word could come before the half."""
-    async with venue(tmp_path) as here:
-        producer = await here.party().join()
+    async with running_broker(tmp_path) as here:
+        producer = await here.client().join()
         for _ in range(20):
             properties = TRANSACTIONAL.replace("WAIT\x01true", "WAIT\x01false")
             sent = await producer.send(properties=properties, sys_flag=4)
@@ -380,8 +380,8 @@ async def test_a_half_is_answered_when_it_is_safe(tmp_path: Path) -> None:
 
 
 async def test_retries_of_a_transactional_message_are_no_transactions(tmp_path: Path) -> None:
-    async with venue(tmp_path) as here:
-        producer = await here.party().join("T")  # makes the group and its retry topic
+    async with running_broker(tmp_path) as here:
+        producer = await here.client().join("T")  # makes the group and its retry topic
         retry = {"topic": "%RETRY%g", "sys_flag": 4, "reconsume_times": 1}
         await producer.send(b"again", properties=TRANSACTIONAL, **retry)
         (record,) = await producer.pull("%RETRY%g")

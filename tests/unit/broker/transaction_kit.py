@@ -9,17 +9,26 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from broker_fakes import STORE_HOST, FakeConnection, call_of, settled
-from later_kit import SetClock
+from tests.unit.broker.broker_fakes import (
+    STORE_HOST,
+    FakeConnection,
+    call_of,
+    foundation,
+    outcome_of,
+)
+from tests.unit.broker.later_kit import SetClock
 
-from cosmodrome.broker.check_back import CheckBack
-from cosmodrome.broker.clients import Clients
-from cosmodrome.broker.defer import Deferral
-from cosmodrome.broker.groups import Groups
-from cosmodrome.broker.halves import TRANSACTION_GROUP, Decisions, make_half
-from cosmodrome.broker.offsets import Offsets
-from cosmodrome.broker.topics import Topics
-from cosmodrome.broker.transactions import Transactions
+from cosmodrome.broker.counts.transaction_counts import TransactionCounts
+from cosmodrome.broker.later.check_back import CheckBack
+from cosmodrome.broker.later.deferral import Deferral
+from cosmodrome.broker.later.halves import TRANSACTION_GROUP, Decisions, make_half
+from cosmodrome.broker.later.transactions import Transactions
+from cosmodrome.broker.members.clients import Clients
+from cosmodrome.broker.members.groups import Groups
+from cosmodrome.broker.members.offsets import Offsets
+from cosmodrome.broker.members.room import Members
+from cosmodrome.broker.members.topics import Topics
+from cosmodrome.broker.role import role_of
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions, StoreOptions
 from cosmodrome.env.real import real_env
@@ -79,16 +88,12 @@ class Bank:
             timer_delay_seconds_max=60,
             timers_full=lambda: False,
         )
+        base = foundation(self.options, self.env, self.store, role_of(store))
+        members = Members(self.topics, self.groups, self.offsets, self.clients)
         self.transactions = Transactions(
-            *(self.store, self.topics, deferral, self.decisions, clock, lambda: STORE_HOST),
-            takes_sends=role != "SLAVE",
+            base, members, deferral, self.decisions, TransactionCounts()
         )
-        self.check_back = CheckBack(
-            *(self.options, self.store, self.topics, self.offsets, self.clients),
-            *(self.decisions, self.env),
-            age_ms_max=lambda: 72 * HOUR_MS,
-            enabled=role != "SLAVE",
-        )
+        self.check_back = CheckBack(base, members, self.decisions)
         self._tables = (self.topics, self.groups, self.offsets)
 
     async def open(self) -> Bank:
@@ -134,7 +139,7 @@ class Bank:
         make_half(draft, pairs)
         draft.properties = format_properties(pairs)
         stored = self.store.append(draft)
-        await self.store.settle(stored.end)
+        await self.store.durable(stored.end)
         return stored
 
     async def end(self, half: Any, verdict: int = COMMIT, **changes: Any) -> Any:
@@ -152,7 +157,7 @@ class Bank:
         }
         ask = EndTransaction(**{**fields, **changes})
         outcome: Any = self.transactions.end(ask, call_of(code=37))
-        return await settled(outcome)
+        return await outcome_of(outcome)
 
     async def look(self, later_ms: int = 0) -> None:
         self.clock.ms += later_ms

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from click.testing import CliRunner
 
 from cosmodrome.cli.main import cosmo as program
-from cosmodrome.cli.output import FORMATS as FORMATS
+from cosmodrome.cli.support.output import FORMATS as FORMATS
 from cosmodrome.transport.channel import Channel
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import (
@@ -41,10 +41,10 @@ class Done(NamedTuple):
     err: str
 
 
-def cosmo(namesrv: str, *words: str, given: str | None = None) -> Done:
+def cosmo(namesrv: str, *words: str, stdin: str | None = None) -> Done:
     """One command; an exception that is not an exit is raised here."""
     result = CliRunner().invoke(
-        program, [*words], input=given, env={"COSMO_NAMESRV": namesrv, "COLUMNS": "100"}
+        program, [*words], input=stdin, env={"COSMO_NAMESRV": namesrv, "COLUMNS": "100"}
     )
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -237,10 +237,12 @@ def on_terminal(
     os.close(theirs)
     text = b""
     typed = False
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 90
     try:
         while time.monotonic() < deadline:
-            if not select.select([ours], [], [], 0.2)[0]:
+            if not select.select([ours], [], [], 5.0)[0]:
+                if typed:  # a key between a question and the reading of its answer may be lost
+                    os.write(ours, then)
                 continue
             try:
                 piece = os.read(ours, 65536)
@@ -250,11 +252,11 @@ def on_terminal(
                 break
             text += piece
             if not typed and re.search(wait_for, text.decode(errors="replace"), re.DOTALL):
-                time.sleep(0.2)  # a question is asked first, then it listens
+                time.sleep(0.2)  # mostly saves the five seconds above
                 os.write(ours, then)
                 typed = True
         assert typed, text
-        return process.wait(timeout=30), text.decode(errors="replace")
+        return process.wait(timeout=60), text.decode(errors="replace")
     finally:
         os.close(ours)
         if process.poll() is None:

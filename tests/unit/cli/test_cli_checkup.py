@@ -12,19 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operating_kit import FORMATS, cosmo, ghost, rows
+from tests.unit.cli.operating_kit import FORMATS, cosmo, ghost, rows
 
-from cosmodrome import blocking
-from cosmodrome.cli import bundle, machine
-from cosmodrome.cli.check import nagios, prometheus
-from cosmodrome.client.operate import checkup
-from cosmodrome.client.operate.checkup import FAIL, OK, UNKNOWN, WARN, Check, Thresholds
+from cosmodrome import blocking, speed
+from cosmodrome.cli.diagnose import machine
+from cosmodrome.cli.diagnose.check import nagios, prometheus
+from cosmodrome.cli.support.masking import masked
+from cosmodrome.client.operate.diagnosis import checkup
+from cosmodrome.client.operate.diagnosis.checkup import Thresholds
 from cosmodrome.client.operate.standing import GroupStanding, QueueStanding
 from cosmodrome.client.values import Message, MessageQueue
 from cosmodrome.env.base import DiskUsage
+from cosmodrome.findings import Finding, Severity
 
 NOWHERE = "127.0.0.1:1"
-QUICK = ("--timeout", "1")
+TIMEOUT = ("--timeout", "30")  # a busy machine answers late
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +35,10 @@ def node() -> Iterator[blocking.Node]:
         with blocking.Producer(node.namesrv, group="p") as producer:
             for _ in range(4):
                 producer.send(Message("Orders", b"a message's body"))
-        done = cosmo(
-            *(node.namesrv, "group", "create", "billing"),
-        )
+        done = cosmo(node.namesrv, "group", "create", "billing")
         assert done.code == 0, done.err
         moved = cosmo(
-            *(node.namesrv, "group", "reset", "billing", "-t", "Orders"),
-            *("--to", "earliest", "--yes"),
+            node.namesrv, "group", "reset", "billing", "-t", "Orders", "--to", "earliest", "--yes"
         )
         assert moved.code == 0, moved.err
         yield node
@@ -56,21 +55,24 @@ find_java = machine.java
 
 
 @pytest.fixture(autouse=True)
-def quick_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starting a JVM to ask for its version takes a second."""
-    monkeypatch.setattr(machine, "java", lambda _: Check("java for spark", "here", OK, "17"))
+def calm_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No JVM is started to ask for its version, and a busy machine is not called slow."""
+    monkeypatch.setattr(
+        machine, "java", lambda _: Finding("java for spark", "here", Severity.OK, "17")
+    )
+    monkeypatch.setattr(checkup, "SLOW_MS", 60_000)
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_doctor_in_every_form(form: str, namesrv: str) -> None:
-    done = cosmo(namesrv, "doctor", "-o", form, *QUICK)
+    done = cosmo(namesrv, "doctor", "-o", form, *TIMEOUT)
     assert done.code in (0, 6), done.err
     assert "compiled core" in done.out and "advertised address" in done.out
     assert re.search(r"\d+ ok, \d+ to look at, \d+ failing", done.err)
 
 
 def test_doctor_looks_at_the_cluster(node: blocking.Node, namesrv: str) -> None:
-    done = cosmo(namesrv, "doctor", "-o", "json", *QUICK)
+    done = cosmo(namesrv, "doctor", "-o", "json", *TIMEOUT)
     found = {(row["check"], row["subject"]): row for row in json.loads(done.out)}
     assert found["name server", namesrv]["status"] == "ok"
     assert "version 4.9.8" in found["name server", namesrv]["says"]
@@ -82,7 +84,7 @@ def test_doctor_looks_at_the_cluster(node: blocking.Node, namesrv: str) -> None:
 
 
 def test_doctor_without_a_cluster() -> None:
-    done = cosmo(NOWHERE, "doctor", "-o", "json", *QUICK)
+    done = cosmo(NOWHERE, "doctor", "-o", "json", *TIMEOUT)
     assert done.code == 6
     failing = [row for row in json.loads(done.out) if row["status"] == "fail"]
     assert [row["check"] for row in failing if row["check"] == "name server"] == ["name server"]
@@ -103,9 +105,8 @@ async def test_ports_say_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
             held.getsockname()[1],
         )
 
-        async def looked(port: int, *, is_ours: bool) -> list[Check]:
-            monkeypatch.setattr(machine, "PORTS", {port: "--broker-port"})
-            monkeypatch.setattr(machine, "NAMES", {port: "broker"})
+        async def looked(port: int, *, is_ours: bool) -> list[Finding]:
+            monkeypatch.setattr(machine, "PORTS", {port: ("broker", "--broker-port")})
 
             async def answer(_: int) -> bool:
                 return is_ours
@@ -113,46 +114,64 @@ async def test_ports_say_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
             return await machine.ports({known: "broker b"}, answer)
 
         (check,) = await looked(taken, is_ours=False)
-        assert (check.status, "--broker-port" in check.next_step) == (WARN, True)
-        assert (await looked(ours, is_ours=True))[0].status == OK
-        assert "free" in (await looked(unused, is_ours=False))[0].says
-        assert "broker b" in (await looked(known, is_ours=False))[0].says
+        assert (check.severity, "--broker-port" in check.remedy) == (Severity.WARNING, True)
+        assert (await looked(ours, is_ours=True))[0].severity == Severity.OK
+        assert "free" in (await looked(unused, is_ours=False))[0].sentence
+        assert "broker b" in (await looked(known, is_ours=False))[0].sentence
 
 
-@pytest.mark.parametrize(("soft", "status"), [(100, FAIL), (1024, WARN), (65_536, OK), (-1, OK)])
+@pytest.mark.parametrize(
+    ("soft", "status"),
+    [(100, Severity.ERROR), (1024, Severity.WARNING), (65_536, Severity.OK), (-1, Severity.OK)],
+)
 def test_limits_of_open_files(soft: int, status: str) -> None:
-    assert machine.judge_files(soft, 1 << 20).status == status
+    assert machine.judge_files(soft, 1 << 20).severity == status
 
 
 def test_memory_and_swap() -> None:
     text = "MemTotal: 8000000 kB\nMemAvailable: {} kB\nSwapTotal: {} kB\nSwapFree: {} kB\n"
     good = machine.judge_memory(text.format(4_000_000, 0, 0), 1 << 40, 60)
-    assert [check.status for check in good] == [OK, OK]
+    assert [check.severity for check in good] == [Severity.OK, Severity.OK]
     tight = machine.judge_memory(text.format(100_000, 2_000_000, 500_000), 1 << 40, 60)
-    assert [check.status for check in tight] == [WARN, WARN]
+    assert [check.severity for check in tight] == [Severity.WARNING, Severity.WARNING]
     container = machine.judge_memory(text.format(4_000_000, 9, 9), 64 << 20, 60)
-    assert [check.status for check in container] == [WARN, OK]
+    assert [check.severity for check in container] == [Severity.WARNING, Severity.OK]
 
 
-@pytest.mark.parametrize(("used", "status"), [(10, OK), (80, WARN), (95, FAIL)])
+@pytest.mark.parametrize(
+    ("used", "status"), [(10, Severity.OK), (80, Severity.WARNING), (95, Severity.ERROR)]
+)
 def test_disk_space(used: int, status: str) -> None:
     class Fake:
         def usage(self, path: str) -> DiskUsage:
             return DiskUsage(used_bytes=used, free_bytes=100 - used)
 
-    assert machine.disk_space(Fake(), "here").status == status  # type: ignore[arg-type]
+    assert machine.disk_space(Fake(), "here").severity == status  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("ratio", "status"),
-    [("0.50", OK), ("0.80", WARN), ("0.95", FAIL), ("-1", UNKNOWN), ("", UNKNOWN)],
+    [
+        ("0.50", Severity.OK),
+        ("0.80", Severity.WARNING),
+        ("0.95", Severity.ERROR),
+        ("-1", Severity.UNKNOWN),
+        ("", Severity.UNKNOWN),
+    ],
 )
 def test_disk_of_a_broker(ratio: str, status: str) -> None:
-    assert checkup._disk("b", {"commitLogDiskRatio": ratio}, {}).status == status
+    assert checkup._disk("b", {"commitLogDiskRatio": ratio}, {}).severity == status
 
 
 @pytest.mark.parametrize(
-    ("apart_s", "status"), [(0, OK), (3, OK), (20, WARN), (-20, WARN), (600, FAIL)]
+    ("apart_s", "status"),
+    [
+        (0, Severity.OK),
+        (3, Severity.OK),
+        (20, Severity.WARNING),
+        (-20, Severity.WARNING),
+        (600, Severity.ERROR),
+    ],
 )
 def test_clock_of_a_broker(apart_s: int, status: str) -> None:
     runtime = {
@@ -160,26 +179,26 @@ def test_clock_of_a_broker(apart_s: int, status: str) -> None:
         "runtime": "[ 1 days, 0 hours, 0 minutes, 10 seconds ]",
     }
     check = checkup._clock("b", runtime, 1_000_000_000 + (86_400 + 10) * 1000)
-    assert check.status == status
-    assert checkup._clock("b", {}, 0).status == UNKNOWN
+    assert check.severity == status
+    assert checkup._clock("b", {}, 0).severity == Severity.UNKNOWN
 
 
 def test_the_compiled_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.speed, "FLAVOUR", "pure")
-    core = next(check for check in machine.software() if check.check == "compiled core")
-    assert core.status == WARN and core.next_step
+    monkeypatch.setattr(speed, "FLAVOUR", "pure")
+    core = next(check for check in machine.software() if check.code == "compiled core")
+    assert core.severity == Severity.WARNING and core.remedy
 
 
 def test_java(tmp_path: Path) -> None:
     found = find_java({"PATH": "", "HOME": str(tmp_path)})
-    assert found.check == "java for spark" and found.status in (OK, WARN)
+    assert found.code == "java for spark" and found.severity in (Severity.OK, Severity.WARNING)
 
 
 # --- check -----------------------------------------------------------------------------------
 
 
 def test_check_is_content_with_a_healthy_cluster(namesrv: str) -> None:
-    found = cosmo(namesrv, "check", "-o", "json", *QUICK)
+    found = cosmo(namesrv, "check", "-o", "json", *TIMEOUT)
     names = {row["check"] for row in json.loads(found.out)}
     assert {"name server", "broker", "disk", "clock"} <= names
 
@@ -194,7 +213,7 @@ def test_check_is_content_with_a_healthy_cluster(namesrv: str) -> None:
     ],
 )
 def test_lag_against_thresholds(flags: tuple[str, ...], status: str, namesrv: str) -> None:
-    done = cosmo(namesrv, "check", "-g", "billing", *flags, "-o", "json", *QUICK)
+    done = cosmo(namesrv, "check", "-g", "billing", *flags, "-o", "json", *TIMEOUT)
     row = json.loads(done.out)[-1]
     assert (row["check"], row["status"]) == ("group", status)
     assert row["figures"]["lag"] == 4
@@ -207,40 +226,43 @@ def test_unknown_lag_is_no_good_news() -> None:
     queue = MessageQueue(topic="T", broker_name="b", queue_id=0)
     unknown = QueueStanding(queue, 0, 5, None, why="no offset")
     found = checkup.judge_group(GroupStanding("g", [unknown], None, 1, 0.0, {}), Thresholds())
-    assert (found.status, "no offset" in found.says) == (UNKNOWN, True)
-    assert "lag" not in found.figures
+    assert (found.severity, "no offset" in found.sentence) == (Severity.UNKNOWN, True)
+    assert "lag" not in found.evidence
 
 
 def test_check_for_nagios(namesrv: str) -> None:
-    done = cosmo(*(namesrv, "check", "-o", "nagios", "--all-groups", "--lag-critical", "1"), *QUICK)
+    done = cosmo(namesrv, "check", "-o", "nagios", "--all-groups", "--lag-critical", "1", *TIMEOUT)
     assert done.code == 2
     assert done.out.startswith("COSMO CRITICAL - ")
     assert "'group_billing_lag'=4" in done.out.partition(" | ")[2]
     assert done.out.count("\n") == 1
-    down = cosmo(NOWHERE, "check", "-o", "nagios", *QUICK)
+    down = cosmo(NOWHERE, "check", "-o", "nagios", *TIMEOUT)
     assert down.code == 2 and "name server 127.0.0.1:1" in down.out
 
 
-@pytest.mark.parametrize(("status", "word"), [(OK, "OK"), (WARN, "WARNING"), (UNKNOWN, "UNKNOWN")])
-def test_nagios_words(status: str, word: str) -> None:
-    text = nagios([Check("disk", "b | a", status, "a|b\nc", figures={"x": 1.0})])
+@pytest.mark.parametrize(
+    ("status", "word"),
+    [(Severity.OK, "OK"), (Severity.WARNING, "WARNING"), (Severity.UNKNOWN, "UNKNOWN")],
+)
+def test_nagios_words(status: Severity, word: str) -> None:
+    text = nagios([Finding("disk", "b | a", status, "a|b\nc", evidence={"x": 1.0})])
     assert text.startswith(f"COSMO {word} - ")
     assert text.count("|") == 1 and "\n" not in text
 
 
 def test_check_for_prometheus(namesrv: str) -> None:
-    done = cosmo(namesrv, "check", "-g", "billing", "-o", "prometheus", *QUICK)
+    done = cosmo(namesrv, "check", "-g", "billing", "-o", "prometheus", *TIMEOUT)
     assert 'cosmo_check_status{check="broker",subject="embedded"} 0\n' in done.out
     assert 'cosmo_check_group_lag{check="group",subject="billing"} 4\n' in done.out
     for line in done.out.splitlines():
         assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+\{(\w+="[^"]*",?)+\} -?[\d.e+]+', line), line
-    text = prometheus([Check("x", 'a"b\\c\n', FAIL, "")])
+    text = prometheus([Finding("x", 'a"b\\c\n', Severity.ERROR, "")])
     assert 'subject="a\\"b\\\\c\\n"' in text
 
 
 def test_a_silent_broker_is_critical(namesrv: str) -> None:
     with ghost(namesrv):
-        done = cosmo(namesrv, "check", "-o", "json", *QUICK)
+        done = cosmo(namesrv, "check", "-o", "json", *TIMEOUT)
     found = {(row["check"], row["subject"]): row["status"] for row in json.loads(done.out)}
     assert (found["broker", "ghost"], found["broker", "embedded"]) == ("fail", "ok")
     assert done.code == 6
@@ -256,7 +278,7 @@ def test_a_bundle_has_what_support_needs_and_no_secrets(
     log = tmp_path / "broker.log"
     log.write_text('level=info secretKey=hush-2 topic=Orders {"password": "hush-3"}\n')
     path = tmp_path / "out.zip"
-    done = cosmo(namesrv, "bundle", "-f", str(path), "--log", str(log), *QUICK)
+    done = cosmo(namesrv, "bundle", "-f", str(path), "--log", str(log), *TIMEOUT)
     assert done.code == 0, done.err
     assert done.out == f"{path}\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -266,9 +288,16 @@ def test_a_bundle_has_what_support_needs_and_no_secrets(
             for name in archive.namelist()
         }
     assert set(texts) >= {
-        *("manifest.json", "machine.json", "doctor.json", "cluster.json", "topics.json"),
-        *("groups.json", "producers.json", "namesrv/config.json"),
-        *("brokers/embedded-0/runtime.json", "brokers/embedded-0/config.json"),
+        "manifest.json",
+        "machine.json",
+        "doctor.json",
+        "cluster.json",
+        "topics.json",
+        "groups.json",
+        "producers.json",
+        "namesrv/config.json",
+        "brokers/embedded-0/runtime.json",
+        "brokers/embedded-0/config.json",
         "logs/1-broker.log",
     }
     everything = "".join(texts.values())
@@ -283,7 +312,7 @@ def test_a_bundle_has_what_support_needs_and_no_secrets(
 
 def test_a_bundle_of_a_cluster_that_is_down(tmp_path: Path) -> None:
     path = tmp_path / "out.zip"
-    done = cosmo(NOWHERE, "bundle", "-f", str(path), *QUICK)
+    done = cosmo(NOWHERE, "bundle", "-f", str(path), *TIMEOUT)
     assert done.code == 7
     with zipfile.ZipFile(path) as archive:
         manifest = json.loads(archive.read("cosmo-bundle/manifest.json"))
@@ -292,7 +321,7 @@ def test_a_bundle_of_a_cluster_that_is_down(tmp_path: Path) -> None:
 
 def test_a_bundle_that_cannot_be_written(namesrv: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = cosmo(namesrv, "bundle", "-f", str(tmp_path / "file" / "x.zip"), *QUICK)
+    done = cosmo(namesrv, "bundle", "-f", str(tmp_path / "file" / "x.zip"), *TIMEOUT)
     assert done.code == 1 and "cannot be written" in done.err
 
 
@@ -310,8 +339,8 @@ def test_a_bundle_that_cannot_be_written(namesrv: str, tmp_path: Path) -> None:
     ],
 )
 def test_masking(value: Any, expected: Any) -> None:
-    assert bundle.masked(value) == expected
+    assert masked(value) == expected
 
 
 def test_rows_are_the_same_for_programs(namesrv: str) -> None:
-    assert all(row["status"] in ("ok", "warn") for row in rows(namesrv, "check", *QUICK))
+    assert all(row["status"] in ("ok", "warn") for row in rows(namesrv, "check", *TIMEOUT))

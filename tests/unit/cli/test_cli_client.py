@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from operating_kit import cosmo, ghost, in_all_forms, rows, table
+from tests.unit.cli.operating_kit import cosmo, ghost, in_all_forms, rows, table
 
 from cosmodrome import blocking
-from cosmodrome.cli.clients import release
 from cosmodrome.client.values import Message
+from cosmodrome.wire.releases import release
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from operating_kit import cosmo, ghost, in_all_forms, rows, table
+from tests.unit.cli.operating_kit import cosmo, ghost, in_all_forms, rows, table
 
 from cosmodrome import blocking
-from cosmodrome.cli.broker_verbs import MASK, masked
+from cosmodrome.cli.operate.cluster import rows_of
+from cosmodrome.cli.operate.server_settings import MASK, masked
+from cosmodrome.cli.support.output import UNKNOWN
+from cosmodrome.client.operate.pairs import BrokerSeen, Pair, Standing
 from cosmodrome.client.values import Message
 
 
@@ -65,11 +68,27 @@ def test_every_form_says_the_same(words: str, namesrv: str) -> None:
 def test_the_table_of_a_cluster(node: blocking.Node) -> None:
     head, row = table(node.namesrv, "cluster", "status")
     assert head == [
-        *("CLUSTER", "BROKER", "ID", "ROLE", "ADDRESS", "STATE", "VERSION", "IN/S", "OUT/S"),
-        *("IN TODAY", "OUT TODAY", "DISK %"),
+        "CLUSTER",
+        "BROKER",
+        "ID",
+        "ROLE",
+        "ADDRESS",
+        "STATE",
+        "VERSION",
+        "IN/S",
+        "OUT/S",
+        "IN TODAY",
+        "OUT TODAY",
+        "DISK %",
     ]
     assert row[:7] == [
-        *("DefaultCluster", "embedded", "0", "master", node.broker_address, "up", "4.9.8")
+        "DefaultCluster",
+        "embedded",
+        "0",
+        "master",
+        node.broker_address,
+        "up",
+        "4.9.8",
     ]
     assert row[9:11] == ["3", "0"]
     assert re.fullmatch(r"\d+", row[11])
@@ -108,6 +127,22 @@ def test_a_stopped_broker_ends_with_3() -> None:
             assert done.out == ""
 
 
+def test_rows_of_a_pair() -> None:
+    up = BrokerSeen("c", "b", 0, "x:1", {"brokerVersionDesc": "V4_9_8"}, None)
+    behind = BrokerSeen("c", "b", 1, "y:1", {}, None)
+    told = Standing("copying", "", None, 512, 3.0, 0.5, 41.0)
+    pair = Pair(
+        "b", ((up, Standing("up", slaves=1)), (behind, told)), (("z:9", Standing("linked")),)
+    )
+    master, slave, stranger = rows_of(pair)
+    assert (master["role"], master["slaves"], master["version"]) == ("master", 1, "4.9.8")
+    assert "lag_bytes" not in master  # a dash: a master has no lag
+    assert (slave["state"], slave["lag_bytes"], slave["lag_s"]) == ("copying", 512, 3.0)
+    assert (slave["last_contact_s"], slave["copied_percent"]) == (0.5, 41.0)
+    assert (stranger["address"], stranger["lag_bytes"]) == ("z:9", UNKNOWN)
+    assert "id" not in stranger
+
+
 def test_an_unknown_cluster_is_not_found(namesrv: str) -> None:
     done = cosmo(namesrv, "cluster", "status", "-c", "nothing")
     assert done.code == 4 and "DefaultCluster" in done.err
@@ -139,13 +174,19 @@ def test_settings_of_brokers_are_read_and_changed(namesrv: str) -> None:
     assert rows(namesrv, *back)[0]["after"] == "72"
 
 
+def test_help_promises_no_default_target_for_changed_settings() -> None:
+    target = "[default: every master]"
+    assert target in cosmo("127.0.0.1:1", "broker", "config", "get", "--help").out
+    assert target not in cosmo("127.0.0.1:1", "broker", "config", "set", "--help").out
+
+
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "text"),
     [
         ("config get fileReservedTme", 4, "did you mean fileReservedTime?"),
         ("config set fileReservedTme=1 --all", 4, "did you mean fileReservedTime?"),
         ("config set fileReservedTime=1", 2, "--all"),
-        ("config set fileReservedTime=1 --all -b embedded", 2, "say where"),
+        ("config set fileReservedTime=1 --all -b embedded", 2, "give the target"),
         ("config set fileReservedTime --all", 2, "KEY=VALUE"),
         ("config set fileReservedTime=soon --all", 5, "fileReservedTime"),
         ("config get -b nobody", 4, "known are: embedded"),
@@ -155,10 +196,10 @@ def test_settings_of_brokers_are_read_and_changed(namesrv: str) -> None:
         ("stats -b nobody", 4, "known are: embedded"),
     ],
 )
-def test_what_goes_wrong_with_brokers(words: str, code: int, said: str, namesrv: str) -> None:
+def test_what_goes_wrong_with_brokers(words: str, code: int, text: str, namesrv: str) -> None:
     done = cosmo(namesrv, "broker", *words.split())
     assert done.code == code, done
-    assert said in done.err
+    assert text in done.err
     assert done.out == ""
 
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import csv
 import io
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from operating_kit import FORMATS, cosmo, in_all_forms, rows, table
+from tests.unit.cli.operating_kit import FORMATS, cosmo, in_all_forms, rows, table
 
 from cosmodrome import blocking
+from cosmodrome.cli.messages.rows import message_from_json
 from cosmodrome.client.values import Message
+from cosmodrome.errors import ConfigError
+from cosmodrome.layout import SYS_COMPRESSED, SYS_ZLIB
 from cosmodrome.transport.channel import Channel
 from cosmodrome.wire.commands import SendMessageV2
 from cosmodrome.wire.message import format_properties
@@ -45,15 +49,15 @@ def group(namesrv: str) -> str:
     with blocking.Producer(namesrv, group="senders") as producer:
         for body in BODIES:
             producer.send(Message(f"Of-{name}", body))
-    done = cosmo(*(namesrv, "group", "reset", name, "-t", f"Of-{name}", "--to", "latest", "--yes"))
+    done = cosmo(namesrv, "group", "reset", name, "-t", f"Of-{name}", "--to", "latest", "--yes")
     assert done.code == 0, done
     return name
 
 
-async def _put(address: str, group: str) -> None:
+async def _put(address: str, group: str, bodies: Sequence[str] = BODIES, sys_flag: int = 0) -> None:
     host, _, port = address.rpartition(":")
     channel = Channel(host, int(port))
-    for number, body in enumerate(BODIES):
+    for number, body in enumerate(bodies):
         pairs = {
             "RETRY_TOPIC": f"Of-{group}",
             "ORIGIN_MESSAGE_ID": f"O{number}",
@@ -68,7 +72,7 @@ async def _put(address: str, group: str) -> None:
                 default_topic="TBW102",
                 default_topic_queue_nums=1,
                 queue_id=0,
-                sys_flag=0,
+                sys_flag=sys_flag,
                 born_timestamp=1,
                 flag=0,
                 properties=format_properties(pairs),
@@ -77,6 +81,17 @@ async def _put(address: str, group: str) -> None:
             )
         )
     await channel.close()
+
+
+def damaged_group(namesrv: str) -> str:
+    """A group whose only dead letter says that it is compressed but is not."""
+    name = f"group{next(_numbers)}"
+    for topic in (f"Of-{name}", f"%DLQ%{name}"):
+        assert cosmo(namesrv, "topic", "create", topic, "-q", "1").code == 0
+    with blocking.Admin(namesrv) as admin:
+        address = admin.brokers.addresses()["embedded"]
+    asyncio.run(_put(address, name, ["rubbish"], SYS_COMPRESSED | SYS_ZLIB))
+    return name
 
 
 def letters(namesrv: str, group: str) -> list[dict[str, Any]]:
@@ -102,7 +117,7 @@ def test_dead_letters_of_a_consumer_that_fails(namesrv: str) -> None:
         consumer.subscribe("Fails", handler=fail)
         worker = threading.Thread(target=consumer.run)
         worker.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while not (found := letters(namesrv, "failing")):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -146,6 +161,31 @@ def test_peek_says_where_they_come_from(namesrv: str, group: str) -> None:
     assert len(done.out.splitlines()) == 2 and "1 of 4 shown" in done.err
     assert len(rows(namesrv, "dlq", "peek", "--from", f"Of-{group}")) == 4
     assert len(rows(namesrv, "dlq", "peek", f"%DLQ%{group}")) == 4
+
+
+def test_a_body_that_cannot_be_read_is_shown_as_it_is_stored(namesrv: str) -> None:
+    group = damaged_group(namesrv)
+    (row,) = in_all_forms(namesrv, "dlq", "peek", group)
+    (found,) = rows(namesrv, "msg", "find", f"%DLQ%{group}", "--key", "k0")
+    got = rows(namesrv, "msg", "get", row["offset_msg_id"])
+    for one in (row, found, got):
+        assert base64.b64decode(one["body_base64"]) == b"rubbish" and one["body"] is None
+        assert "compressed body is damaged" in one["damage"] and one["keys"] == ["k0"]
+    assert table(namesrv, "dlq", "peek", group)[1][-1] == "(cannot be read)"
+    cells = dict(line[:2] for line in table(namesrv, "msg", "get", row["offset_msg_id"]))
+    assert cells["body"] == "(cannot be read)"
+
+
+def test_a_body_that_cannot_be_read_is_not_sent_by_produce_but_redriven(namesrv: str) -> None:
+    group = damaged_group(namesrv)
+    exported = cosmo(namesrv, "dlq", "export", group, "--body", "text", "-o", "jsonl")
+    assert exported.code == 0
+    with pytest.raises(ConfigError, match="damage: the compressed body is damaged"):
+        message_from_json(f"Of-{group}", exported.out)
+    (back,) = rows(namesrv, "dlq", "redrive", group, "--yes")
+    assert (back["target"], back["outcome"]) == (f"Of-{group}", "sent")
+    (copy,) = rows(namesrv, "msg", "print", f"Of-{group}")
+    assert base64.b64decode(copy["body_base64"]) == b"rubbish" and copy["damage"]
 
 
 @pytest.mark.parametrize("verb", ["peek", "export", "redrive"])

@@ -19,13 +19,13 @@ import pytest
 from click.testing import CliRunner
 
 from cosmodrome.cli.main import cosmo
-from cosmodrome.cli.settings import for_filterserver
+from cosmodrome.cli.support.settings import for_filterserver
 from cosmodrome.env.options import FilterServerOptions
 from cosmodrome.errors import ConfigError, Refused
 from cosmodrome.transport.channel import Channel
 from cosmodrome.wire import commands
 
-WAIT_S = 30
+WAIT_S = 90
 FILTERS = """
 import time
 
@@ -91,7 +91,7 @@ def filters(tmp_path: Path) -> Path:
 
 def status(url: str) -> int:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=30) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         with error:

@@ -7,12 +7,19 @@ import shlex
 from pathlib import Path
 
 import pytest
-from operating_kit import cosmo
+from tests.unit.cli.operating_kit import cosmo
 
 from cosmodrome import blocking
 
 GUIDE = Path(__file__).parents[3] / "docs" / "operating.md"
 BLOCKS = re.findall(r"^```console\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def as_a_shell_reads(command: str) -> list[str]:
+    """The words of one command; a `;` or `|` without quotes would end it, so that fails."""
+    words = list(shlex.shlex(command, posix=True, punctuation_chars=True))
+    assert not [word for word in words if set(word) <= set("();<>|&")], command
+    return shlex.split(command)
 
 
 def test_the_guide_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +29,7 @@ def test_the_guide_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with blocking.embedded() as node:
         for line, shown in steps:
             command, _, remark = line.partition("#")
-            _, *words = shlex.split(command.replace(";", "\\;"))
+            _, *words = as_a_shell_reads(command)
             done = cosmo(node.namesrv, *words)
             code = re.search(r"exits with (\d)", remark)
             assert done.code == (int(code.group(1)) if code else 0), (line, done)

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from cosmodrome.cli.lifetime import running
+from cosmodrome.cli.serve.lifetime import running
 from cosmodrome.errors import StoreUnwritable
 
 SERVER = """
 import asyncio, gc
-from cosmodrome.cli import lifetime
+from cosmodrome.cli.serve import lifetime
 
 lifetime.MADE_SECONDS = 0.01
 
@@ -24,7 +24,7 @@ async def serve(stop):
         await asyncio.sleep(0.01)
     print(gc.get_freeze_count() > 1000, len(gc.get_objects()) < 1000)
 
-lifetime.run_until_told(serve, lifetime.Logs("WARNING"))
+lifetime.run_until_stopped(serve, lifetime.Logs("WARNING"))
 """
 
 

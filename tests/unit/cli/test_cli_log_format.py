@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from cosmodrome.cli.log_format import JsonFormatter, of_worker
+from cosmodrome.cli.serve.log_format import JsonFormatter, of_worker
 from cosmodrome.transport.audit_log import AUDIT, FIELDS
 
 
-def said(text: str, *args: Any, **more: Any) -> dict[str, Any]:
+def formatted(text: str, *args: Any, **more: Any) -> dict[str, Any]:
     extra = more.pop("extra", {})
     record = logging.LogRecord(
         more.get("name", "cosmodrome.x"), logging.INFO, "f.py", 1, text, args, more.get("error")
@@ -28,7 +28,7 @@ def said(text: str, *args: Any, **more: Any) -> dict[str, Any]:
 
 
 def test_values_keep_their_types() -> None:
-    line = said(
+    line = formatted(
         "slow_request request=%s code=%d took_ms=%.1f peer=%s:%d ok=%s", "X", 17, 1.25, "h", 9, True
     )
     assert line["event"] == "slow_request"
@@ -64,21 +64,21 @@ def test_times_are_utc() -> None:
     ],
 )
 def test_fields(text: str, args: tuple[Any, ...], fields: dict[str, Any] | None) -> None:
-    found = said(text, *args).get("fields")
+    found: Any = formatted(text, *args).get("fields")
     if fields is not None and "reason" in text:
         found = {key: found[key] for key in fields}  # a quoted sentence is in the message
     assert found == fields
 
 
 def test_only_names_of_events_are_events() -> None:
-    assert "event" not in said("request failed unexpectedly: x=%d", 1)
-    assert "event" not in said("listening: name=%s", "x")
-    assert said("supervisor_gone; stopping")["event"] == "supervisor_gone"
+    assert "event" not in formatted("request failed unexpectedly: x=%d", 1)
+    assert "event" not in formatted("listening: name=%s", "x")
+    assert formatted("supervisor_gone; stopping")["event"] == "supervisor_gone"
 
 
 def test_audits_have_their_values_whole() -> None:
     fields = {"action": "kv_put", "after": {"a": [1, None]}}
-    line = said("audit %s", "action=kv_put ...", name=AUDIT, extra={FIELDS: fields})
+    line = formatted("audit %s", "action=kv_put ...", name=AUDIT, extra={FIELDS: fields})
     assert line["event"] == "audit" and line["fields"] == fields
 
 
@@ -86,7 +86,7 @@ def test_errors_have_their_trace_in_the_same_line() -> None:
     try:
         raise ValueError("two\nlines")
     except ValueError:
-        line = said("it_failed", error=sys.exc_info())
+        line = formatted("it_failed", error=sys.exc_info())
     assert line["exception"].startswith("Traceback") and "ValueError" in line["exception"]
 
 
@@ -103,7 +103,7 @@ def test_lines_of_workers_stay_objects() -> None:
 def test_changes_are_logged_whatever_the_level() -> None:
     program = (
         "import logging\n"
-        "from cosmodrome.cli import log_format\n"
+        "from cosmodrome.cli.serve import log_format\n"
         "from cosmodrome.transport.audit_log import changed\n"
         "log_format.set_up('error', 'json')\n"
         "logging.getLogger('x').warning('not_shown')\n"
@@ -116,3 +116,22 @@ def test_changes_are_logged_whatever_the_level() -> None:
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [line["event"] for line in lines] == ["audit", "shown_too"]
     assert lines[0]["fields"] == {"action": "topic_created", "topic": "T"}
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_peers_forge_no_lines(form: str) -> None:
+    program = (
+        "import logging; from cosmodrome.cli.serve.log_format import set_up;"
+        f"set_up('info', {form!r});"
+        "name = 'me' + ''.join(map(chr, (10, 13, 0, 27, 0x85, 0x2028, 0x202e))) + 'INFO forged';"
+        "logging.getLogger('cosmodrome.x').info('client gone: client=%s', name)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True
+    )
+    (line,) = done.stderr.splitlines()
+    escaped = "me\\n\\r\\u0000\\u001b\\u0085\\u2028\\u202eINFO forged"
+    assert escaped in line
+    if form == "json":
+        name = json.loads(line)["fields"]["client"]
+        assert name == "me\n\r\0\x1b\x85\u2028\u202eINFO forged"

@@ -7,7 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
-from operating_kit import cosmo
+from tests.unit.cli.operating_kit import cosmo
 
 from cosmodrome import blocking
 from cosmodrome.client.send.transactions import TransactionState
@@ -76,8 +76,8 @@ def test_the_guide_as_it_stands() -> None:
 
 
 def test_the_guide_names_every_command_and_outcome() -> None:
-    from cosmodrome.cli import dlq, msg, redrive, timer, tx
-    from cosmodrome.client.operate import redrive_audit as audit
+    from cosmodrome.cli.messages import dlq, msg, redrive, timer, tx
+    from cosmodrome.client.operate.redriving import audit as audit
 
     text = GUIDE.read_text()
     groups = {"msg": msg.msg, "dlq": dlq.dlq, "tx": tx.tx, "timer": timer.timer}
@@ -87,7 +87,13 @@ def test_the_guide_names_every_command_and_outcome() -> None:
     for verb in redrive.redrive.commands:
         assert verb == "start" or f"redrive {verb}" in text or f"`{verb}`" in text, verb
     for outcome in (
-        *(audit.SENT, audit.FOUND, audit.UNCERTAIN, audit.REFUSED),
-        *(audit.NO_TARGET, audit.NOT_SENT, audit.UNKNOWN, audit.AUDIT_TOPIC),
+        audit.SENT,
+        audit.FOUND,
+        audit.UNCERTAIN,
+        audit.REFUSED,
+        audit.NO_TARGET,
+        audit.NOT_SENT,
+        audit.UNKNOWN,
+        audit.AUDIT_TOPIC,
     ):
         assert outcome in text

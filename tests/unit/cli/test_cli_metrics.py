@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli_serve import running
-from workers_kit import FIRST, SECOND, Workers, until
+from tests.unit.cli.test_cli_serve import running
+from tests.unit.cli.workers_kit import FIRST, SECOND, Workers, until
 
-from cosmodrome.cli import worker_metrics
-from cosmodrome.cli.worker_link import Report
-from cosmodrome.cli.worker_metrics import WorkerMetrics
+from cosmodrome.cli.serve import worker_metrics
+from cosmodrome.cli.serve.worker_link import Report
+from cosmodrome.cli.serve.worker_metrics import WorkerMetrics
 from cosmodrome.transport.channel import Channel
-from cosmodrome.transport.exposition import Exposition, Metric, Page, Sample
-from cosmodrome.transport.health import HealthServer
+from cosmodrome.transport.http.exposition import Exposition, Metric, Page, Sample
+from cosmodrome.transport.http.health import HealthServer
 from cosmodrome.wire import commands
 
 OPEN = "application/openmetrics-text; version=1.0.0"
@@ -56,7 +56,7 @@ async def send(address: tuple[str, int]) -> None:
         await channel.close()
 
 
-async def test_workers_are_told_together(tmp_path: Path) -> None:
+async def test_workers_are_shown_together(tmp_path: Path) -> None:
     node = Workers(tmp_path / "data")
     node.process._command += ["--log-format", "json"]
     with node:
@@ -127,7 +127,7 @@ class Child:
         self.report = Report(True, "ready", http=http) if http >= 0 else None
 
 
-class Told:
+class WorkerPage:
     """A worker's page as it comes."""
 
     def __init__(self, text: str) -> None:
@@ -161,11 +161,11 @@ class Own:
 
 
 async def test_pages_are_merged_by_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_metrics, "ASK_SECONDS", 0.5)
-    told = [Told(page_of("a")), Told(page_of("b"))]
+    monkeypatch.setattr(worker_metrics, "ASK_SECONDS", 3.0)
+    pages = [WorkerPage(page_of("a")), WorkerPage(page_of("b"))]
     writers: list[asyncio.StreamWriter] = []
     hanging = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
-    ports = [await one.health.listen("127.0.0.1", 0) for one in told]
+    ports = [await one.health.listen("127.0.0.1", 0) for one in pages]
     children: list[Any] = [
         Child("a", ports[0]),
         Child("dead", 1),
@@ -183,7 +183,7 @@ async def test_pages_are_merged_by_family(monkeypatch: pytest.MonkeyPatch) -> No
         assert text.endswith("# EOF\n") and text.count("# EOF") == 1
         scraped = re.findall(r'cosmodrome_worker_scraped\{worker="(\w+)"\} (\d)', text)
         assert dict(scraped) == {"a": "1", "dead": "0", "b": "1", "young": "0", "hangs": "0"}
-        assert told[0].accepted.startswith("application/openmetrics-text")
+        assert pages[0].accepted.startswith("application/openmetrics-text")
 
         monkeypatch.setattr(worker_metrics, "TEXT_BYTES_MAX", len(page_of("a")) + 10)
         page = await WorkerMetrics(children, None).page()
@@ -195,5 +195,5 @@ async def test_pages_are_merged_by_family(monkeypatch: pytest.MonkeyPatch) -> No
             writer.transport.abort()
         hanging.close()
         await hanging.wait_closed()
-        for one in told:
+        for one in pages:
             await one.health.stop()

@@ -15,17 +15,19 @@ import click
 import pytest
 from click.shell_completion import BashComplete
 from click.testing import CliRunner
-from operating_kit import cosmo, on_terminal
+from tests.unit.cli.operating_kit import cosmo, on_terminal
 
 from cosmodrome import blocking
-from cosmodrome.cli import operating
 from cosmodrome.cli.main import BROKER_COMMANDS, COMMANDS, NAMESRV_COMMANDS
 from cosmodrome.cli.main import cosmo as program
-from cosmodrome.cli.operating import NotFound, PartlyDone, confirm, exit_code, similar
+from cosmodrome.cli.support import operating
+from cosmodrome.cli.support.exits import Failure, NotFound, PartlyDone, exit_code
+from cosmodrome.cli.support.operating import confirm, similar
 from cosmodrome.client.operate.fleet import NoBrokers, NotThere, PartlyFailed
 from cosmodrome.client.send.failures import RequestTimedOut
 from cosmodrome.client.values import NoRoute
 from cosmodrome.errors import ConfigError, CosmodromeError, Refused, TimedOut, Unreachable
+from cosmodrome.wire.table import Reply
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def node() -> Iterator[blocking.Node]:
 
 def partly(*failures: CosmodromeError, done: int) -> CosmodromeError:
     named = {str(number): failure for number, failure in enumerate(failures)}
-    return PartlyFailed("IT", named, {f"d{number}": None for number in range(done)})
+    return PartlyFailed("IT", named, {f"d{number}": Reply() for number in range(done)})
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_similar_names_are_offered() -> None:
 
 
 def test_nobody_to_ask_is_a_refusal_unless_yes() -> None:
-    with pytest.raises(operating.Failure) as caught:
+    with pytest.raises(Failure) as caught:
         confirm("it goes away", yes=False)
     assert caught.value.exit_code == 2
     assert "it goes away" in caught.value.message and "--yes" in caught.value.message
@@ -141,19 +143,21 @@ def test_watch_prints_again_and_ctrl_c_ends_it_well(node: blocking.Node) -> None
     )
     cosmo(node.namesrv, "topic", "create", "Watched", "--if-not-exists")
     assert process.stdout is not None
-    seen = []
+    seen: list[str] = []
     while seen.count("Watched") < 3:
         seen.append(json.loads(process.stdout.readline())["topic"])
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
-    assert (process.returncode, said) == (0, b"")
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, b"")
 
 
 def test_a_terminal_is_redrawn(node: blocking.Node) -> None:
     cosmo(node.namesrv, "topic", "create", "Watched", "--if-not-exists")
     code, text = on_terminal(
         node.namesrv,
-        *("topic", "list", "--watch=0.1"),
+        "topic",
+        "list",
+        "--watch=0.1",
         wait_for=r"\x1b\[H\x1b\[2J.*Watched.*\x1b\[H\x1b\[2J",
         then=b"\x03",
     )
@@ -171,11 +175,11 @@ Homes = dict[str, tuple[str, str]]
 def test_every_registered_command_is_there(homes: Homes) -> None:
     import importlib
 
-    for name, (home, said) in homes.items():
+    for name, (home, text) in homes.items():
         module, _, attribute = home.partition(":")
         command = getattr(importlib.import_module(f"cosmodrome.cli.{module}"), attribute)
         assert isinstance(command, click.Command), name
-        assert said.endswith(".") and len(said) < 75, name
+        assert text.endswith(".") and len(text) < 75, name
 
 
 def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operating_kit import read_yaml
+from tests.unit.cli.operating_kit import read_yaml
 
-from cosmodrome.cli import yaml_text
-from cosmodrome.cli.output import (
+from cosmodrome.cli.support import yaml_text
+from cosmodrome.cli.support.output import (
     FORMATS,
     UNKNOWN,
     Column,
@@ -181,24 +181,48 @@ def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "text",
     [
-        *("yes", "No", "null", "~", "", " ", "1", "1e3", "0x1f", ".5", "-", "- a", "a: b", "a #b"),
-        *(
-            "2026-11-16",
-            "on",
-            "TRUE",
-            "nan",
-            ".inf",
-            "%TAG",
-            "@x",
-            "`",
-            "[",
-            "{",
-            "a,b",
-            "a\tb",
-            "'",
-            "#",
-        ),
-        *('"', "\\", "\U0001f680", "\u2028", "é", "=", "<<", "!x", "&a", "*a", "|", ">", "?", ":"),
+        "yes",
+        "No",
+        "null",
+        "~",
+        "",
+        " ",
+        "1",
+        "1e3",
+        "0x1f",
+        ".5",
+        "-",
+        "- a",
+        "a: b",
+        "a #b",
+        "2026-11-16",
+        "on",
+        "TRUE",
+        "nan",
+        ".inf",
+        "%TAG",
+        "@x",
+        "`",
+        "[",
+        "{",
+        "a,b",
+        "a\tb",
+        "'",
+        "#",
+        '"',
+        "\\",
+        "\U0001f680",
+        "\u2028",
+        "é",
+        "=",
+        "<<",
+        "!x",
+        "&a",
+        "*a",
+        "|",
+        ">",
+        "?",
+        ":",
     ],
 )
 def test_yaml_text_that_looks_like_something_else_is_quoted(text: str) -> None:
@@ -213,11 +237,11 @@ VALUES = st.recursive(
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False)
-    | st.text(st.characters(exclude_categories=("Cs",))),
+    | st.text(st.characters(exclude_categories=["Cs"])),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.text(st.characters(exclude_categories=("Cs",)), min_size=1), inner, max_size=3
+            st.text(st.characters(exclude_categories=["Cs"]), min_size=1), inner, max_size=3
         )
     ),
     max_leaves=8,

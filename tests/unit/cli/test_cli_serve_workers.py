@@ -14,7 +14,7 @@ from pathlib import Path
 from peers.process import accepts
 from tests.unit.cli.workers_kit import FIRST, OPTIONS, SECOND, Workers, is_running, until
 
-from cosmodrome.cli.lifetime import EXIT_SECOND_SIGNAL, SAME_SIGNAL_SECONDS
+from cosmodrome.cli.serve.lifetime import EXIT_SECOND_SIGNAL, SAME_SIGNAL_SECONDS
 
 
 def test_brokers_of_a_name_server_elsewhere(tmp_path: Path) -> None:
@@ -26,8 +26,18 @@ def test_brokers_of_a_name_server_elsewhere(tmp_path: Path) -> None:
         env={**os.environ, "ROCKETMQ_HOME": str(tmp_path)},
     )
     words = [
-        *(*cosmo, "broker", "run", "--workers", "2", "--port", "0", "--http-port", "0"),
-        *("--data", str(tmp_path / "data"), *OPTIONS),
+        *cosmo,
+        "broker",
+        "run",
+        "--workers",
+        "2",
+        "--port",
+        "0",
+        "--http-port",
+        "0",
+        "--data",
+        str(tmp_path / "data"),
+        *OPTIONS,
     ]
     try:
         assert nameserver.stdout is not None
@@ -43,13 +53,13 @@ def test_brokers_of_a_name_server_elsewhere(tmp_path: Path) -> None:
                 assert len(set(ports)) == 3 and all(accepts(port) for port in ports)
 
                 second = subprocess.run(
-                    [*words, "-n", address], capture_output=True, text=True, timeout=30
+                    [*words, "-n", address], capture_output=True, text=True, timeout=90
                 )
                 assert second.returncode == 1
                 assert "in use" in second.stderr and "Traceback" not in second.stderr
 
                 brokers.send_signal(signal.SIGINT)
-                _, errors = brokers.communicate(timeout=30)
+                _, errors = brokers.communicate(timeout=90)
                 assert brokers.returncode == 0, errors
                 assert "Traceback" not in errors and "worker_died" not in errors
                 assert not any(accepts(port) for port in ports)
@@ -57,7 +67,7 @@ def test_brokers_of_a_name_server_elsewhere(tmp_path: Path) -> None:
                 brokers.kill()
     finally:
         nameserver.terminate()
-        nameserver.communicate(timeout=10)
+        nameserver.communicate(timeout=60)
 
 
 async def test_a_worker_whose_port_is_taken_waits_for_it(tmp_path: Path) -> None:
@@ -97,9 +107,22 @@ async def test_a_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
 def test_settings_that_no_worker_takes_end_the_command(tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "cosmodrome.cli", "up", "--workers", "2"),
-            *("--data", str(tmp_path / "d"), "--set", "brokerName=no good"),
-            *("--namesrv-port", "0", "--broker-port", "0", "--http-port", "0"),
+            sys.executable,
+            "-m",
+            "cosmodrome.cli",
+            "up",
+            "--workers",
+            "2",
+            "--data",
+            str(tmp_path / "d"),
+            "--set",
+            "brokerName=no good",
+            "--namesrv-port",
+            "0",
+            "--broker-port",
+            "0",
+            "--http-port",
+            "0",
         ],
         capture_output=True,
         text=True,

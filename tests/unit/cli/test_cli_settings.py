@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cosmodrome.cli import settings
 from cosmodrome.cli.main import cosmo
+from cosmodrome.cli.support import settings
 from cosmodrome.env.options import BrokerOptions, NameServerOptions, StoreOptions
 from cosmodrome.errors import ConfigError
 
@@ -57,6 +57,20 @@ def test_up_gives_each_part_its_own_keys() -> None:
     assert "serverSocketBacklog=7" in chosen.text()
     with pytest.raises(ConfigError, match="orderMessageEnable"):
         settings.for_up({}, pairs=["orderMesageEnable=true"])
+
+
+def test_up_guards_both_servers_alike(tmp_path: Path) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text("aclEnable=true\npeerAddresses=10.1.2.3\nbrokerSecretKey=not-for-eyes\n")
+    chosen = settings.for_up({}, file=str(file), pairs=["protectedMode=false"])
+    assert chosen.broker is not None and chosen.nameserver is not None
+    for options in (
+        chosen.broker.get(BrokerOptions),
+        chosen.nameserver.get(NameServerOptions),
+    ):
+        assert options.acl_enable and options.peer_addresses == "10.1.2.3"
+        assert not options.protected_mode
+    assert "brokerSecretKey=***" in chosen.text() and "not-for-eyes" not in chosen.text()
 
 
 def test_rocketmq_home_places_the_kv_file() -> None:

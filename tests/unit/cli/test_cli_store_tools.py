@@ -17,8 +17,9 @@ from click.testing import CliRunner, Result
 from tests.goldens import Golden, each_golden
 from tests.unit.store.store_kit import HandClock, draft, faulty_env, small
 
-from cosmodrome.cli import store_tools
 from cosmodrome.cli.main import cosmo
+from cosmodrome.cli.offline import store_tools
+from cosmodrome.cli.support.exits import EXIT_PROBLEMS
 from cosmodrome.errors import CosmodromeError, DirectoryInUse, StoreError
 from cosmodrome.layout import QUEUE_ENTRY, SYS_COMPRESSED, SYS_ZLIB
 from cosmodrome.store.store import Store
@@ -27,8 +28,18 @@ from cosmodrome.wire.message import compress
 COUNT = 60
 FIRST_MS = 1_700_000_000_000
 REPORT_KEYS = {
-    *("root", "ok", "readOnly", "cleanStop", "log", "queues", "index", "checkpoint"),
-    *("problemCount", "problems", "noteCount", "notes"),
+    "root",
+    "ok",
+    "readOnly",
+    "cleanStop",
+    "log",
+    "queues",
+    "index",
+    "checkpoint",
+    "problemCount",
+    "problems",
+    "noteCount",
+    "notes",
 }
 
 
@@ -47,7 +58,7 @@ async def made(root: Path) -> Store:
             draft(body, topic="AB"[number % 2], keys=f"k{number} all", tags="t", sys_flag=sys_flag)
         )
         clock.at_ms += 1000
-    await store.settle(stored.end)
+    await store.durable(stored.end)
     return store
 
 
@@ -110,7 +121,7 @@ def test_check_says_clean(root: Path) -> None:
 def test_check_exits_with_six_and_says_what_to_do(root: Path) -> None:
     overwrite(next((root / "consumequeue" / "A" / "0").iterdir()), 20, QUEUE_ENTRY.pack(0, 9, 9))
     result = run("check", root)
-    assert result.exit_code == store_tools.EXIT_PROBLEMS == 6
+    assert result.exit_code == EXIT_PROBLEMS == 6
     assert "1 problem\n" in result.stdout
     assert "consumequeue/A/0/00000000000000000000          20  entry 1 wrong" in result.stdout
     assert "cosmo store rebuild" in result.stdout
@@ -124,8 +135,13 @@ def test_check_as_json_keeps_its_schema(root: Path) -> None:
     assert set(report) == REPORT_KEYS
     assert report["ok"] is False and report["cleanStop"] is True and report["readOnly"] is False
     assert set(report["log"]) == {
-        *("files", "fileBytes", "minOffset", "maxOffset", "messages"),
-        *("firstStoreTimestamp", "lastStoreTimestamp"),
+        "files",
+        "fileBytes",
+        "minOffset",
+        "maxOffset",
+        "messages",
+        "firstStoreTimestamp",
+        "lastStoreTimestamp",
     }
     assert set(report["queues"]) == {"topics", "queues", "files", "entries"}
     assert set(report["index"]) == {"files", "slots", "entriesMax", "entries"}

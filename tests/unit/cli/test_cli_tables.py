@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from operating_kit import cosmo, rows
+from tests.unit.cli.operating_kit import cosmo, rows
 
 from cosmodrome import blocking
-from cosmodrome.cli.exits import EXIT_PROBLEMS
+from cosmodrome.cli.support.exits import EXIT_PROBLEMS
 from cosmodrome.client.send.transactions import TransactionState
 from cosmodrome.client.values import Message
 from cosmodrome.transport.channel import Channel
@@ -58,6 +58,7 @@ COMMANDS = [
 ]
 MASKS = [
     (r"\d+\.\d+\.\d+\.\d+@\S+", "CLIENT"),
+    (r"/\S+/(?=config/)", "STORE/"),
     (r"127\.0\.0\.1(:\d+)?", "ADDRESS"),
     (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)?", "TIME"),
     (r"\b[0-9A-F]{32,}\b", "ID"),
@@ -92,10 +93,10 @@ def namesrv() -> Iterator[str]:
         def unknown(*_: object) -> TransactionState:
             return TransactionState.UNKNOWN
 
-        with blocking.TransactionProducer(node.namesrv, group="tx", check=unknown) as producer:
-            producer.send_in_transaction(Message("Orders", "half"), unknown)
+        with blocking.TransactionProducer(node.namesrv, group="tx", check=unknown) as bank:
+            bank.send_in_transaction(Message("Orders", "half"), unknown)
         asyncio.run(_put_dead_letter(node.broker_address))
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 90
         while len(cosmo(node.namesrv, "tx", "list").out.splitlines()) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -105,7 +106,7 @@ def namesrv() -> Iterator[str]:
             worker = threading.Thread(target=consumer.run)
             worker.start()
             for _ in range(5):
-                assert got.acquire(timeout=20)
+                assert got.acquire(timeout=60)
             while rows(node.namesrv, "group", "list")[-1]["lag"] != 0:  # until it has committed
                 assert time.monotonic() < deadline
                 time.sleep(0.1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from operating_kit import cosmo, in_all_forms, rows, table
+from tests.unit.cli.operating_kit import cosmo, in_all_forms, rows, table
 
 from cosmodrome import blocking
 from cosmodrome.client.values import Message

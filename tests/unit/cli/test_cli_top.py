@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from operating_kit import cosmo, csv_cell, ghost, on_terminal, read_yaml, steady
+from tests.unit.cli.operating_kit import cosmo, csv_cell, ghost, on_terminal, read_yaml, steady
 
 from cosmodrome import blocking
-from cosmodrome.cli.output import text_width
-from cosmodrome.cli.top import fit, screen_lines
+from cosmodrome.cli.diagnose.top import fit, screen_lines
+from cosmodrome.cli.support.output import text_width
 from cosmodrome.client.operate.overview import BrokerLine, GroupLine, Overview, TopicLine
 from cosmodrome.client.values import Message
 
@@ -87,7 +87,9 @@ def test_no_name_server_ends_with_3() -> None:
 def test_a_terminal_is_drawn_until_a_key_ends_it(key: bytes, node: blocking.Node) -> None:
     code, text = on_terminal(
         node.namesrv,
-        *("top", "--every", "0.3"),
+        "top",
+        "--every",
+        "0.3",
         wait_for=r"Busy.*Slow.*q ends.*Busy",
         then=key,
     )
@@ -99,7 +101,7 @@ def test_a_terminal_is_drawn_until_a_key_ends_it(key: bytes, node: blocking.Node
 
 def test_a_terminal_waits_for_a_cluster_that_is_not_there() -> None:
     code, text = on_terminal(
-        "127.0.0.1:1", *("top", "--every", "0.3"), wait_for="no name server answers", then=b"q"
+        "127.0.0.1:1", "top", "--every", "0.3", wait_for="no name server answers", then=b"q"
     )
     assert code == 0, text
 

@@ -6,12 +6,17 @@ import json
 import re
 from collections.abc import Iterator
 from itertools import count
+from typing import get_args
 
 import pytest
-from operating_kit import cosmo, ghost, in_all_forms, rows, table
+from msgspec.structs import fields
+from tests.unit.cli.operating_kit import cosmo, ghost, in_all_forms, rows, table
 
 from cosmodrome import blocking
+from cosmodrome.cli.operate import config_options
 from cosmodrome.client.values import Message
+from cosmodrome.errors import CosmodromeError
+from cosmodrome.wire.bodies import QUEUES_MAX, Body, SubscriptionGroupConfig, TopicConfig
 
 _numbers = count(1)
 
@@ -179,7 +184,7 @@ def test_an_ordered_topic_is_known_to_the_name_servers(namesrv: str) -> None:
     assert rows(namesrv, *key)[0]["value"] == "embedded:2"
 
 
-def test_alter_changes_what_is_given(namesrv: str, topic: str) -> None:
+def test_alter_changes_what_options_name(namesrv: str, topic: str) -> None:
     done = cosmo(namesrv, "topic", "alter", topic, "--queues", "6", "--dry-run")
     assert "would be changed" in done.out
     assert "read_queues 4 → 6, write_queues 4 → 6" in done.err
@@ -233,22 +238,48 @@ def test_an_unknown_topic_ends_with_4_and_the_next_step(verb: str, namesrv: str)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
         (("create", "bad topic"), "not allowed"),
         (("create", "x", "--perm", "read"), "RW, R, W, NONE"),
-        (("create", "x", "-q", "0"), "65536"),
+        (("create", "x", "-q", "0"), "65535"),
         (("describe",), "Missing argument"),
         (("lists",), "list"),
         (("list", "-o", "xml"), "jsonl"),
         (("list", "--watch", "soon"), "--watch=2"),
     ],
 )
-def test_wrong_usage_ends_with_2(words: tuple[str, ...], said: str, namesrv: str) -> None:
+def test_wrong_usage_ends_with_2(words: tuple[str, ...], text: str, namesrv: str) -> None:
     done = cosmo(namesrv, "topic", *words)
     assert done.code == 2
-    assert said in done.err
+    assert text in done.err
     assert done.out == ""
+
+
+def test_the_most_queues_are_those_that_brokers_take(namesrv: str) -> None:
+    assert cosmo(namesrv, "topic", "create", "Widest", "-q", str(QUEUES_MAX)).code == 0
+    assert cosmo(namesrv, "topic", "create", "Wider", "-q", str(QUEUES_MAX + 1)).code == 2
+    with blocking.Admin(namesrv) as admin:
+        with pytest.raises(CosmodromeError, match="readQueueNums"):
+            admin.topics.create("Wider", queues=QUEUES_MAX + 1)
+        admin.topics.delete("Widest")
+
+
+@pytest.mark.parametrize(
+    ("group", "config", "flags"),
+    [
+        ("topic", TopicConfig, config_options.TOPIC_FLAGS),
+        ("group", SubscriptionGroupConfig, config_options.GROUP_FLAGS),
+    ],
+)
+def test_help_of_options_is_what_the_fields_mean(
+    group: str, config: type[Body], flags: dict[str, str]
+) -> None:
+    meant = {field.name: get_args(field.type)[1] for field in fields(config) if field.name in flags}
+    for verb in ("create", "alter"):
+        text = " ".join(cosmo("127.0.0.1:1", group, verb, "--help").out.split())
+        for name, flag in flags.items():
+            assert flag.partition("/")[0] in text and meant[name].description in text
 
 
 def test_an_unknown_cluster_or_broker_is_not_found(namesrv: str) -> None:
@@ -288,7 +319,7 @@ def test_a_silent_broker_makes_figures_unknown(namesrv: str, topic: str) -> None
         assert cosmo(namesrv, "topic", "create", "OnGhost", "-b", "ghost").code == 3
 
 
-def test_without_a_broker_that_is_what_is_said() -> None:
+def test_without_a_broker_the_error_says_so() -> None:
     with blocking.embedded() as node:
         namesrv = node.namesrv
         node.stop_broker()

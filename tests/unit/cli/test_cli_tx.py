@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from operating_kit import cosmo, in_all_forms, rows, table
+from tests.unit.cli.operating_kit import cosmo, in_all_forms, rows, table
 
 from cosmodrome import blocking
 from cosmodrome.client.send.transactions import TransactionState
@@ -53,7 +53,7 @@ def prepared(
 
 
 def until(look: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not (found := look()):
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.1)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cosmodrome.cli import worker_link
-from cosmodrome.cli.worker_link import MARK, Report, WorkerLink, decode, encode
+from cosmodrome.cli.serve import worker_link
+from cosmodrome.cli.serve.worker_link import MARK, Report, WorkerLink, decode, encode
 
 
 class Pipes:
@@ -64,7 +64,7 @@ async def test_a_change_is_reported_soon_and_silence_never_lasts(
     link = WorkerLink(lambda: state, lambda: None, stdin=pipes.stdin, stdout=pipes.stdout)
     await link.start()
     await link.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not pipes.read():
             await asyncio.sleep(0.01)
         state = Report(True, "fine", "h:1")
@@ -87,7 +87,7 @@ async def test_a_supervisor_that_does_not_read_holds_nobody_up(
     )
     await link.start()
     full = b""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not full:  # the pipe takes 64 KiB
             await asyncio.sleep(0.01)
             try:
@@ -113,7 +113,7 @@ async def test_the_end_of_the_supervisor_is_noticed_once(pipes: Pipes) -> None:
     await asyncio.sleep(0.05)
     assert not alone.is_set()
     pipes.hang_up()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await alone.wait()
     await asyncio.sleep(0.05)
     assert len(calls) == 1

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from cosmodrome.cli import serve, serve_workers, settings
-from cosmodrome.cli.lifetime import Logs
 from cosmodrome.cli.main import cosmo
-from cosmodrome.cli.workers import Ports, Seat, refuse_unserved, seats
+from cosmodrome.cli.serve import servers, worker_servers
+from cosmodrome.cli.serve.lifetime import Logs
+from cosmodrome.cli.serve.workers import Ports, Seat, refuse_unserved, seats
+from cosmodrome.cli.support import settings
 from cosmodrome.env.options import BrokerOptions, StoreOptions
 from cosmodrome.env.real import RealDisk
 from cosmodrome.errors import ConfigError
@@ -66,10 +68,31 @@ def test_ports_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"listenPort is 65520.*65540.*lower"):
         found(3, port=65_520)
     assert found(2, port=65_520)
-    for taken in (10_921, 10_919):
+    for taken in (10_921, 10_919, 10_922):
         with pytest.raises(ConfigError, match=f"port {taken} is wanted by the health port.*b-1"):
             found(2, taken=taken)
     assert found(2, taken=10_920)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [({"ha_listen_port": 5}, "haListenPort"), ({"ha_master_address": "a:1"}, "haMasterAddress")],
+)
+def test_one_ha_port_or_master_cannot_be_that_of_all_workers(
+    changes: dict[str, Any], key: str
+) -> None:
+    store = StoreOptions(store_path_root_dir="/data", **changes)
+    assert seats(BrokerOptions(), store, 1, name="b")
+    with pytest.raises(ConfigError, match=f"{key} is .* leave it out"):
+        seats(BrokerOptions(), store, 2, name="b")
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_up_as_a_slave_needs_the_name_servers_of_its_master(tmp_path: Path, workers: str) -> None:
+    words = ["up", "--data", str(tmp_path), "--set", "brokerRole=SLAVE", "--set", "brokerId=1"]
+    result = CliRunner().invoke(cosmo, [*words, "--workers", workers])
+    assert result.exit_code != 0
+    assert "namesrvAddr" in str(result.exception) + result.output
 
 
 def test_a_name_must_leave_room() -> None:
@@ -142,13 +165,13 @@ def test_every_way_to_start_refuses(tmp_path: Path) -> None:
     up = settings.for_up({}, data=str(tmp_path), namesrv_port=0, broker_port=0)
     broker = settings.for_broker({}, data=str(tmp_path), namesrv="127.0.0.1:1", port=0)
     with pytest.raises(ConfigError, match="worker 4"):
-        serve.run_up(up, http_port=0, logs=Logs("info"))
+        servers.run_up(up, http_port=0, logs=Logs("info"))
     with pytest.raises(ConfigError, match="worker 4"):
-        serve.run_broker(broker, http_port=None, logs=Logs("info"))
+        servers.run_broker(broker, http_port=None, logs=Logs("info"))
     with pytest.raises(ConfigError, match="worker 4"):
-        serve_workers.run_up(up, 2, http_port=0, logs=Logs("info"))
+        worker_servers.run_up(up, 2, http_port=0, logs=Logs("info"))
     with pytest.raises(ConfigError, match="worker 4"):
-        serve_workers.run_broker(broker, 2, http_port=None, logs=Logs("info"))
+        worker_servers.run_broker(broker, 2, http_port=None, logs=Logs("info"))
     assert not (tmp_path / "lock").exists()
 
 
@@ -158,8 +181,12 @@ def test_workers_read_the_sources_that_their_supervisor_read(tmp_path: Path) -> 
     pairs = ["flushDiskType=ASYNC_FLUSH", "orderMessageEnable=true", "serverSocketBacklog=7"]
     up = settings.for_up({}, file=str(file), pairs=pairs)
     assert up.broker_words == (
-        *("-c", str(file), "--set", "flushDiskType=ASYNC_FLUSH"),
-        *("--set", "serverSocketBacklog=7"),
+        "-c",
+        str(file),
+        "--set",
+        "flushDiskType=ASYNC_FLUSH",
+        "--set",
+        "serverSocketBacklog=7",
     )
     alone = settings.for_broker({}, pairs=["brokerName=b"])
     assert alone.broker_words == ("--set", "brokerName=b")

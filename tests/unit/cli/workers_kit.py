@@ -15,10 +15,18 @@ QUEUES = 4
 FIRST, SECOND = "w", "w-1"
 LOG_FILE_BYTES = 1 << 20
 OPTIONS = [
-    *("--set", f"brokerName={FIRST}", "--set", f"defaultTopicQueueNums={QUEUES}"),
-    *("--set", f"mappedFileSizeCommitLog={LOG_FILE_BYTES}"),
-    *("--set", "diskSpaceWarningLevelRatio=100"),
-    *("--set", "maxHashSlotNum=1000", "--set", "maxIndexNum=4000"),
+    "--set",
+    f"brokerName={FIRST}",
+    "--set",
+    f"defaultTopicQueueNums={QUEUES}",
+    "--set",
+    f"mappedFileSizeCommitLog={LOG_FILE_BYTES}",
+    "--set",
+    "diskSpaceWarningLevelRatio=100",
+    "--set",
+    "maxHashSlotNum=1000",
+    "--set",
+    "maxIndexNum=4000",
 ]
 
 
@@ -48,7 +56,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-async def until(true: Callable[[], object], timeout_s: float = 30) -> float:
+async def until(true: Callable[[], object], timeout_s: float = 90) -> float:
     """Seconds until it was true."""
     began = time.monotonic()
     async with asyncio.timeout(timeout_s):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,13 @@ SMALL = {
     "max_hash_slot_num": 1000,
     "max_index_num": 4000,
 }
+
+
+async def until(happened: Callable[[], object], seconds: float = 60.0) -> None:
+    """Return when it happened; the bound only keeps a failed test from hanging."""
+    async with asyncio.timeout(seconds):
+        while not happened():
+            await asyncio.sleep(0.01)
 
 
 class Node:
@@ -70,7 +77,7 @@ class Node:
         await broker.start()
         self.brokers[name] = broker
         self._ports[name] = broker.port
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not broker.ready()[0]:
                 await asyncio.sleep(0.01)
         return broker

@@ -29,7 +29,7 @@ async def admin(node: Any) -> AsyncIterator[Admin]:
 
 
 async def put(node: Any, topic: str = "T", *, count: int = 1, **properties: str) -> list[str]:
-    """Send to queue 0; the ids of the places."""
+    """Send to queue 0; their offset ids."""
     channel = Channel("127.0.0.1", node.broker.port)
     ids = []
     for number in range(count):
@@ -232,10 +232,10 @@ async def test_time_spans(node: Any, admin: Admin) -> None:
 
 async def test_messages_are_found_by_id_key_and_offset(node: Any, admin: Admin) -> None:
     unique = "7F00000100017F0000010000000A0001"
-    (place,) = await put(node, KEYS="k1 k2", UNIQ_KEY=unique, TAGS="A")
-    found = await admin.messages.by_id(place)
+    (offset_id,) = await put(node, KEYS="k1 k2", UNIQ_KEY=unique, TAGS="A")
+    found = await admin.messages.by_id(offset_id)
     assert (found.body, found.tags, found.broker_name) == (b"m0", "A", "broker-a")
-    assert found.offset_msg_id == place
+    assert found.offset_msg_id == offset_id
     by_key: list[Any] = []
     for _ in range(100):
         by_key = await admin.messages.by_key("T", "k2")
@@ -244,18 +244,18 @@ async def test_messages_are_found_by_id_key_and_offset(node: Any, admin: Admin) 
         await asyncio.sleep(0.02)
     assert [message.msg_id for message in by_key] == [unique]
     assert await admin.messages.by_key("T", "k3") == []
-    assert (await admin.messages.by_id(unique, "T")).offset_msg_id == place
+    assert (await admin.messages.by_id(unique, "T")).offset_msg_id == offset_id
     assert await admin.messages.by_unique_key("T", "nothing") is None
     at = await admin.messages.by_offset(QUEUE, 0)
-    assert at is not None and at.offset_msg_id == place
+    assert at is not None and at.offset_msg_id == offset_id
     assert await admin.messages.by_offset(QUEUE, 1) is None
     entries = await admin.messages.queue_entries(QUEUE, 0)
     assert entries.max_queue_index == 1 and len(entries.queue_data) == 1
-    with pytest.raises(ConfigError, match="does not name a place"):
+    with pytest.raises(ConfigError, match="is no offset id"):
         await admin.messages.by_id("zz")
-    await admin.messages.resume_transaction(place)
+    await admin.messages.resume_transaction(offset_id)
     with pytest.raises(Refused, match="no message at log offset"):
-        await admin.messages.resume_transaction(place[:-1] + "1")
+        await admin.messages.resume_transaction(offset_id[:-1] + "1")
     assert await admin.messages.pending_timers("broker-a") == []
 
 

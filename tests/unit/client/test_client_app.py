@@ -12,9 +12,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.unit.client.conftest import Node, until
 
 from cosmodrome.client.app import App
 from cosmodrome.client.operate.admin import Admin
+from cosmodrome.client.receive.consumer import Consumer
 from cosmodrome.client.send.producer import Producer
 from cosmodrome.client.serializers import (
     JSON,
@@ -76,8 +78,23 @@ def stored(message: Message) -> ReceivedMessage:
     from cosmodrome.wire.record import Record
 
     record = Record(
-        *(0, 0, 0, 0, 0, 0, 0, 0, 1, pack_host("127.0.0.1", 1), 1, pack_host("127.0.0.1", 1)),
-        *(0, 0, message.body, message.topic, format_properties(message.properties)),
+        size=0,
+        magic=0,
+        body_crc=0,
+        queue_id=0,
+        flag=0,
+        queue_offset=0,
+        log_offset=0,
+        sys_flag=0,
+        born_ms=1,
+        born_host=pack_host("127.0.0.1", 1),
+        store_ms=1,
+        store_host=pack_host("127.0.0.1", 1),
+        reconsume_times=0,
+        prepared_offset=0,
+        body=message.body,
+        topic=message.topic,
+        properties=format_properties(message.properties),
     )
     return ReceivedMessage(decode_record(encode_record(record)), "b")
 
@@ -121,12 +138,6 @@ def test_failures_name_the_message_the_type_and_the_cause() -> None:
 # --- apps --------------------------------------------------------------------------------------
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.02)
-
-
 async def test_handlers_get_what_their_annotations_say(node: Any) -> None:
     seen: list[Any] = []
     app = App(node.namesrv)
@@ -166,7 +177,7 @@ async def test_a_body_that_cannot_be_decoded_goes_to_the_dead_letters(node: Any)
         await app.producer.send(Message("orders", b"not json"))
         await app.send("orders", Order(1))
         await until(lambda: calls == 1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "%DLQ%strict" not in await admin.topics.names():
                 await asyncio.sleep(0.05)
         rows = (await admin.topics.status("%DLQ%strict")).values()
@@ -191,7 +202,7 @@ async def test_run_ends_at_a_signal_and_the_lifespan_surrounds_the_handlers(node
 
     async with Producer(node.namesrv, group="p") as producer:
         await producer.send(message_of("orders", Order(5)))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await app.run()
     assert events == ["begin", "order 5", "end"]
 
@@ -206,7 +217,7 @@ async def test_stop_ends_run(node: Any) -> None:
     running = asyncio.create_task(app.run(signals=False))
     await until(lambda: app._producer is not None)
     app.stop()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, 60)
 
 
 def test_declarations_that_cannot_work_are_refused() -> None:
@@ -237,3 +248,35 @@ def test_declarations_that_cannot_work_are_refused() -> None:
         app.consumer("u", group="g", concurrency=3)(fine)
     with pytest.raises(ConfigError, match="batch"):
         app.consumer("u", group="h", batch=5)(fine)
+
+
+async def test_an_app_ends_with_the_error_that_ended_one_of_its_consumers(node: Node) -> None:
+    await node.create_topic("T", 1)
+    app = App(node.namesrv)
+
+    @app.consumer("T", group="g")
+    async def handle(body: bytes) -> None: ...
+
+    @app.consumer("T", group="h")
+    async def handle_too(body: bytes) -> None: ...
+
+    started: list[Consumer] = []
+    subscribe = Consumer.subscribe
+
+    async def subscribed(self: Consumer, *arguments: Any, **named: Any) -> None:
+        started.append(self)
+        await subscribe(self, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Consumer, "subscribe", subscribed)
+        running = asyncio.create_task(app.run(signals=False))
+        await until(lambda: len(started) == 2 and started[1].assignment)
+    member = started[1]._running
+    assert member is not None
+
+    async def fail() -> None:
+        raise ZeroDivisionError("a mistake")
+
+    member.tasks.spawn(fail())
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(running, 60)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,7 @@ from cosmodrome.blocking import (
 )
 from cosmodrome.client import portal as portals
 from cosmodrome.client.receive.handlers import RetryLater
+from cosmodrome.client.send.failures import Busy
 from cosmodrome.client.send.transactions import TransactionState
 from cosmodrome.client.values import Message, MessageQueue, ReceivedMessage
 from cosmodrome.errors import ConfigError, CosmodromeError
@@ -37,7 +40,7 @@ def threads_of_ours() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "cosmodrome"]
 
 
-def wait_for(condition: object, seconds: float = 20.0) -> None:
+def wait_for(condition: object, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     assert callable(condition)
     while not condition():
@@ -129,6 +132,9 @@ def test_pulling(node: Node) -> None:
             found += [message.body for message in consumer.poll(2000)]
         assert found == [b"a", b"b"]
         assert consumer.position(queue) == 2
+        consumer.assign([])
+        consumer.assign([queue], offsets={queue: 1})
+        assert consumer.position(queue) == 1
         consumer.seek(queue, 1)
         assert [message.body for message in consumer.poll(5000)] == [b"b"]
         consumer.pause([queue])
@@ -215,11 +221,9 @@ def test_a_failed_start_leaves_no_thread() -> None:
 def test_an_interrupt_ends_a_call_that_waits(node: Node) -> None:
     with PullConsumer(node.namesrv, group="c9") as consumer:
         timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
-        timer.start()
-        began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            consumer.poll(60_000)
-        assert time.monotonic() - began < 20
+            timer.start()
+            assert consumer.poll(600_000), "the poll ended by itself"
         timer.join()
         assert consumer.poll(10) == []
 
@@ -254,7 +258,7 @@ def test_after_a_fork_old_objects_say_so_and_new_ones_work(node: Node) -> None:
                         code = 0
             finally:
                 os._exit(code)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while True:
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
@@ -273,3 +277,27 @@ def test_the_node_can_be_restarted(node: Node) -> None:
         other.start_broker()
         assert (other.namesrv, other.broker_address, other.data) == before
         assert other.broker_name == "embedded"
+
+
+def test_a_callback_that_submits_never_blocks_the_loop() -> None:
+    """Callbacks of futures run in the loop's own thread: to wait there for room would end every
+    blocking client of the process, because room is made by the loop."""
+    outcomes: list[object] = []
+    submitted = threading.Event()
+    with embedded() as node, Producer(node.namesrv, group="p", in_flight_max=1) as producer:
+        producer.send(Message("T", b"0"))
+        slots = producer._slots
+
+        def again(_: concurrent.futures.Future[Any]) -> None:
+            slots.take()  # another thread was faster
+            try:
+                producer.submit(Message("T", b"2"))
+            except Exception as error:
+                outcomes.append(error)
+            slots.give_back()
+            submitted.set()
+
+        producer.submit(Message("T", b"1")).add_done_callback(again)
+        assert submitted.wait(10)
+        assert isinstance(outcomes[0], Busy)
+        producer.send(Message("T", b"3"))

@@ -1,4 +1,4 @@
-"""Every snippet of the guide runs as it stands, in a process of its own."""
+"""Every snippet of the guide, and the first one of the README, runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 
 from cosmodrome.blocking import embedded
 
-GUIDE = Path(__file__).parents[3] / "docs" / "client.md"
-SNIPPETS = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+ROOT = Path(__file__).parents[3]
+FENCED = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+SNIPPETS = FENCED.findall((ROOT / "docs" / "client.md").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,17 @@ def test_the_guide_has_its_snippets() -> None:
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_snippet(snippet: str, namesrv: str, tmp_path: Path) -> None:
+    run(snippet, namesrv, tmp_path)
+
+
+def test_the_first_message_of_the_readme(namesrv: str, tmp_path: Path) -> None:
+    snippet = FENCED.findall((ROOT / "README.md").read_text())[0]
+    assert "127.0.0.1:9876" in snippet
+    assert run(snippet.replace("127.0.0.1:9876", namesrv), namesrv, tmp_path).endswith("b'hello'\n")
+
+
+def run(snippet: str, namesrv: str, tmp_path: Path) -> str:
+    """What it prints; it must end well and say nothing on stderr."""
     environment = dict(os.environ, COSMO_NAMESRV=namesrv, HOME=str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", snippet],
@@ -40,3 +52,4 @@ def test_snippet(snippet: str, namesrv: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr, done.stderr
+    return done.stdout

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from tests.unit.client.conftest import Node, until
 
 from cosmodrome.client.instance import acquire, release
 from cosmodrome.client.options import ClientOptions, name_servers
+from cosmodrome.client.send.producer import Producer
+from cosmodrome.client.values import Message
 from cosmodrome.env.real import real_env
-from cosmodrome.errors import ConfigError
+from cosmodrome.errors import ConfigError, ProtocolError
 
 
 async def test_equal_options_share_an_instance_and_the_last_user_stops_it() -> None:
@@ -35,3 +40,42 @@ def test_name_servers_are_read_from_text_and_environment(monkeypatch: pytest.Mon
     assert name_servers(None) == (("127.0.0.1", 9876),)
     with pytest.raises(ConfigError, match="host:port"):
         name_servers("nonsense")
+
+
+@pytest.mark.parametrize("error", [ProtocolError("bad body"), ZeroDivisionError("a mistake")])
+async def test_routes_are_refreshed_after_an_answer_that_made_no_sense(
+    node: Node, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.create_topic("T", 1)
+    options = ClientOptions(route_refresh_ms=100)
+    async with Producer(node.namesrv, group="p", client=options) as producer:
+        await producer.send(Message("T", b"x"))
+        routes = producer._live().routes
+        asked = 0
+        ask = routes._ask_name_server
+
+        async def failing(topic: str) -> Any:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                raise error
+            return await ask(topic)
+
+        monkeypatch.setattr(routes, "_ask_name_server", failing)
+        await until(lambda: asked >= 3)
+
+
+async def test_heartbeats_go_on_after_an_unexpected_error(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Producer(node.namesrv, group="p") as producer:
+        instance = producer._live()
+        beats = 0
+
+        async def failing() -> None:
+            nonlocal beats
+            beats += 1
+            raise ZeroDivisionError("a mistake")
+
+        monkeypatch.setattr(instance, "heartbeat", failing)
+        await until(lambda: instance.heartbeat_soon() or beats >= 3)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from tests.unit.client.conftest import Node
+from tests.unit.client.conftest import Node, until
 from tests.unit.client.producer_kit import stored
 
 from cosmodrome import blocking
@@ -181,7 +181,7 @@ async def test_one_way_messages_arrive(node: Node) -> None:
         for _ in range(5):
             await sender.send_oneway(Message("oneway", b"x" * 100))
         await sender.send(Message("oneway", b"end"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(await stored(node.broker, "oneway")) < 6:
             await asyncio.sleep(0.01)
 
@@ -279,7 +279,7 @@ def test_bad_options_are_named() -> None:
         ({"max_message_bytes": 0}, "max_message_bytes"),
     ):
         with pytest.raises(ConfigError, match=why):
-            Producer("127.0.0.1:1", **({"group": "g"} | options))  # type: ignore[arg-type]
+            Producer("127.0.0.1:1", **({"group": "g"} | options))
     with pytest.raises(TypeError, match="is no hook"):
         Producer("127.0.0.1:1", group="g", hooks=(object(),))  # type: ignore[arg-type]
 
@@ -362,7 +362,10 @@ async def test_hooks_see_and_forbid(node: Node) -> None:
             await sender.send_oneway(Message("hooked", b"x", tags="secret"))
         assert sender.in_flight == 0
     assert [context.mode for context in seen.after] == [
-        *(SendMode.SYNC, SendMode.ASYNC, SendMode.SYNC, SendMode.ONEWAY)
+        SendMode.SYNC,
+        SendMode.ASYNC,
+        SendMode.SYNC,
+        SendMode.ONEWAY,
     ]
     assert len(seen.before) == 4
     first, second, third, _ = seen.after
@@ -395,20 +398,18 @@ async def test_a_broker_that_restarts_loses_nothing_it_acknowledged(node: Node) 
         await producer.send(Message("restart", b"first"))
         workers = [asyncio.ensure_future(work(producer, number)) for number in range(20)]
         for _ in range(2):
-            await asyncio.sleep(0.2)
+            stored_before, failed_before = len(acknowledged), failed
+            await until(lambda: len(acknowledged) > stored_before + 50)  # noqa: B023
             await node.stop_broker()
-            await asyncio.sleep(0.3)
+            await until(lambda: failed > failed_before)  # noqa: B023
             await node.start_broker()
         before = len(acknowledged)
-        async with asyncio.timeout(20):
-            while len(acknowledged) < before + 50:
-                await asyncio.sleep(0.02)
+        await until(lambda: len(acknowledged) > before + 50)
         stop.set()
         await asyncio.gather(*workers)
         assert producer.in_flight == 0
     kept = {record.pairs()["UNIQ_KEY"] for record in await stored(node.broker, "restart")}
     assert acknowledged <= kept
-    assert failed, "the broker was away, some sends must have failed"
 
 
 async def test_every_waiter_gets_an_error_of_its_own(bare_node: Node) -> None:
@@ -437,13 +438,18 @@ async def test_a_full_window_is_waited_for_until_the_deadline(bare_node: Node) -
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with Producer(
-        f"127.0.0.1:{port}", group="g", in_flight_max=1, close_timeout_ms=10
+        f"127.0.0.1:{port}",
+        group="g",
+        client=ClientOptions(call_timeout_ms=600_000),  # nothing ends by itself
+        in_flight_max=1,
+        send_timeout_ms=600_000,
+        close_timeout_ms=10,
     ) as sender:
         stuck = sender.submit(Message("silent", b"x"))
         with pytest.raises(SendTimedOut, match="1 other messages are on their way"):
             await sender.send(Message("silent", b"x"), timeout_ms=30)
         late = asyncio.ensure_future(sender.send(Message("silent", b"x")))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # it waits for room
     with pytest.raises(SendFailed, match="the producer was closed"):
         await stuck
     with pytest.raises(NotRunning):
@@ -501,11 +507,11 @@ def test_answers_that_came_while_the_process_stood_still_count() -> None:
         loop = asyncio.get_running_loop()
         async with Producer(namesrv, group="orders-p", retries=0) as sender:
             await sender.send(Message("orders", b"first"), timeout_ms=20_000)
-            out = [sender.submit(Message("orders", b"x"), timeout_ms=200) for _ in range(50)]
+            out = [sender.submit(Message("orders", b"x"), timeout_ms=1_500) for _ in range(50)]
             await asyncio.sleep(0)  # they leave
             stands_still, ring = socket.socketpair()
             with stands_still, ring:
-                loop.add_reader(stands_still, lambda: time.sleep(1.5) or stands_still.recv(1))
+                loop.add_reader(stands_still, lambda: time.sleep(4) or stands_still.recv(1))
                 ring.send(b"x")
                 results = await asyncio.gather(*out)
                 loop.remove_reader(stands_still)

@@ -59,8 +59,8 @@ def test_a_machine_room_takes_its_own_queues_only() -> None:
 
 
 def test_a_fixed_list_ignores_the_group_but_not_the_topic() -> None:
-    wanted = queues(2) + queues(1, "gone")
-    assert ByConfig(wanted).share("c9", ["c0"], queues(4)) == queues(2)
+    chosen = queues(2) + queues(1, "gone")
+    assert ByConfig(chosen).share("c9", ["c0"], queues(4)) == queues(2)
 
 
 def test_members_share_the_queues_of_their_room_and_orphans_are_shared_by_all() -> None:

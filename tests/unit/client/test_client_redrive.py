@@ -10,13 +10,13 @@ import pytest
 from tests.unit.client.conftest import Node
 from tests.unit.client.producer_kit import stored
 
-from cosmodrome.client.operate import redrive as redrive_module
 from cosmodrome.client.operate.admin import Admin
 from cosmodrome.client.operate.fleet import NoBrokers, NotThere
-from cosmodrome.client.operate.redrive import Busy, Interrupted, Redrive, TakenOver
-from cosmodrome.client.operate.redrive_audit import AUDIT_TOPIC, Outcome
-from cosmodrome.client.operate.redrive_plan import Filter
-from cosmodrome.client.operate.redrive_sends import Sends
+from cosmodrome.client.operate.redriving import redrive as redrive_module
+from cosmodrome.client.operate.redriving.audit import AUDIT_TOPIC, Outcome, Position
+from cosmodrome.client.operate.redriving.plan import Filter
+from cosmodrome.client.operate.redriving.redrive import Busy, Interrupted, Redrive, TakenOver
+from cosmodrome.client.operate.redriving.sends import Sends
 from cosmodrome.client.send.producer import Producer
 from cosmodrome.client.values import Message, NoRoute
 from cosmodrome.env.real import real_env
@@ -28,7 +28,7 @@ SOURCE, TARGET = "%DLQ%billing", "Orders"
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redrive_module, "SETTLE_MS", 0)
+    monkeypatch.setattr(redrive_module, "ARRIVE_MS", 0)
     monkeypatch.setattr(redrive_module, "RETRY_S", 0.05)
 
 
@@ -151,7 +151,7 @@ async def test_to_another_topic_or_to_one_group(node: Node) -> None:
         await redrive.start(plan)
         for wrong in ({"target": SOURCE}, {"target": "A", "group": "b"}, {"rate": 0}, {"most": 0}):
             with pytest.raises(ConfigError):
-                await redrive.planned(SOURCE, **wrong)  # type: ignore[arg-type]
+                await redrive.planned(SOURCE, **wrong)
         with pytest.raises(NoRoute):
             await redrive.planned("%DLQ%nobody")
     assert not await arrived(node)
@@ -222,7 +222,7 @@ async def test_a_message_without_an_answer_is_looked_for(
         run = await redrive.start(await redrive.planned(SOURCE))
     assert run.state == "finished" and sum(run.counts.values()) == 40
     assert set(run.counts) <= {"sent", "found"}
-    assert run.results[("broker-a", 0, 5)].outcome == ("found" if reached else "sent")
+    assert run.results[Position("broker-a", 0, 5)].outcome == ("found" if reached else "sent")
     assert await arrived(node) == bodies(*range(40)), "none lost, none twice"
 
 
@@ -269,7 +269,7 @@ async def test_what_cannot_be_looked_through_is_sent_and_called_uncertain(
 
     monkeypatch.setattr(Sends, "send", send)
     monkeypatch.setattr("cosmodrome.client.operate.messages.Messages.by_unique_key", nothing)
-    monkeypatch.setattr("cosmodrome.client.operate.redrive_sends.LOOK_COUNT_MAX", 0)
+    monkeypatch.setattr("cosmodrome.client.operate.redriving.sends.LOOK_COUNT_MAX", 0)
     async with Admin(node.namesrv) as admin:
         redrive = redriving(admin)
         run = await redrive.start(await redrive.planned(SOURCE))
@@ -300,10 +300,10 @@ async def test_a_broker_that_restarts_is_waited_for(node: Node) -> None:
     assert await arrived(node) == bodies(*range(100))
 
 
-async def test_patience_ends_and_the_run_can_be_resumed(node: Node) -> None:
+async def test_waiting_ends_and_the_run_can_be_resumed(node: Node) -> None:
     await fill(node, 60)
     async with Admin(node.namesrv, timeout_ms=500) as admin:
-        redrive = redriving(admin, patience_s=0.3)
+        redrive = redriving(admin, give_up_after_s=0.3)
         plan = await redrive.planned(SOURCE, rate=100)
         stops: list[asyncio.Task[None]] = []
 
@@ -338,15 +338,23 @@ async def test_patience_ends_and_the_run_can_be_resumed(node: Node) -> None:
 async def test_of_two_commands_the_older_one_stops(
     node: Node, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redrive_module, "SETTLE_MS", 3500)
     await fill(node, 40)
     async with Admin(node.namesrv) as admin:
         older, newer = redriving(admin), redriving(admin)
+        paused, go_on = asyncio.Event(), asyncio.Event()
+
+        async def pace(work: Any, count: int) -> None:
+            """The older one stops after its first batch until the newer one has taken over."""
+            if work._owner == older._owner and work.run.results:
+                paused.set()
+                await go_on.wait()
+
+        monkeypatch.setattr(redrive_module._Work, "_pace", pace)
         plan = await older.planned(SOURCE, rate=20)
         work = asyncio.create_task(older.start(plan))
-        while not await arrived(node):
-            await asyncio.sleep(0.05)
+        await paused.wait()
         run = await getattr(newer, verb)(plan.run)
+        go_on.set()
         with pytest.raises(TakenOver):
             await work
         if verb == "resume":

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import hashlib
 import hmac
+import shlex
 import shutil
 import ssl
 import subprocess
@@ -123,12 +124,12 @@ def certificate(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     if tool is None:
         pytest.skip("openssl is needed to make a certificate")
     key, cert = folder / "key.pem", folder / "cert.pem"
+    options = shlex.split(
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+        " -addext subjectAltName=IP:127.0.0.1"
+    )
     subprocess.run(
-        [
-            *(tool, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(cert)),
-        ],
+        [tool, *options, "-keyout", str(key), "-out", str(cert)],
         check=True,
         capture_output=True,
     )

@@ -225,8 +225,8 @@ def test_all_attempts_are_listed() -> None:
         world.peers["b"].code = 14
         with pytest.raises(SendFailed) as raised:
             await send(world.sender())
-        said = str(raised.value)
-        assert "cannot connect to a" in said and "[14] says 14" in said
+        text = str(raised.value)
+        assert "cannot connect to a" in text and "[14] says 14" in text
         assert len(raised.value.tried) == 3
         assert world.asked_again == 1  # a broker that fails may have moved
 
@@ -281,9 +281,9 @@ def test_each_of_many_deadlines_is_kept() -> None:
                 await future
             return loop.time() - began
 
-        wanted = [3.0, 0.1, 1.0, 0.05, 2.0, 0.1001]
-        took = await asyncio.gather(*map(one, wanted))
-        for wish, real in zip(wanted, took, strict=True):
+        timeouts = [3.0, 0.1, 1.0, 0.05, 2.0, 0.1001]
+        took = await asyncio.gather(*map(one, timeouts))
+        for wish, real in zip(timeouts, took, strict=True):
             assert wish <= real <= wish + 0.01
         assert sender.window.messages == 0
 

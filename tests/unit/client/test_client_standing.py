@@ -28,7 +28,7 @@ QUEUE = MessageQueue(topic="T", broker_name="b", queue_id=0)
 
 @pytest.fixture
 async def admin(node: Any) -> AsyncIterator[Admin]:
-    async with Admin(node.namesrv, timeout_ms=1000) as admin:
+    async with Admin(node.namesrv, timeout_ms=10_000) as admin:
         yield admin
 
 
@@ -100,7 +100,7 @@ async def test_a_silent_broker_makes_the_whole_unknown(bare_node: Any) -> None:
         await bare_node.create_topic("T", queues=1, broker=name)
         await bare_node.send("T", b"x", broker=name)
     await commit(bare_node, 1)
-    async with Admin(bare_node.namesrv, timeout_ms=300) as admin:
+    async with Admin(bare_node.namesrv, timeout_ms=1500) as admin:
         found = await standing(admin.fleet, "g", "T")
     assert {row.queue.broker_name: row.lag for row in found.queues} == {
         "broker-a": 0,

@@ -7,12 +7,16 @@ import logging
 from typing import Any
 
 import pytest
-from tests.unit.client.conftest import Node
+from tests.unit.client.conftest import Node, until
 from tests.unit.client.producer_kit import stored
 
 from cosmodrome.client.options import ClientOptions
 from cosmodrome.client.send.failures import BadMessage
-from cosmodrome.client.send.transactions import TransactionProducer, TransactionState
+from cosmodrome.client.send.transactions import (
+    TransactionProducer,
+    TransactionState,
+    _decided,
+)
 from cosmodrome.client.values import Message, ReceivedMessage
 from cosmodrome.errors import ConfigError
 from cosmodrome.wire.commands.transaction import CheckTransactionState
@@ -25,7 +29,7 @@ def never(message: ReceivedMessage) -> TransactionState:
 
 
 async def visible(node: Node, topic: str, count: int) -> list[bytes]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(records := await stored(node.broker, topic)) < count:
             await asyncio.sleep(0.02)
     return [record.body for record in records]
@@ -116,23 +120,19 @@ async def test_checks_beyond_the_bound_are_dropped(
         )
         for _ in range(2):
             producer.check_transaction(ask, node.broker.address)
-        await asyncio.sleep(0.05)  # one is being answered, one waits
+        await until(lambda: asked)  # one is being answered, one waits
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
                 producer.check_transaction(ask, node.broker.address)
         assert caplog.text.count("transaction check dropped") == 2
         gate.set()
-        async with asyncio.timeout(5):
-            while len(asked) < 3:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(asked) >= 3)
         broken = CheckTransactionState(
             tran_state_table_offset=0, commit_log_offset=0, body=b"garbage"
         )
         producer.check_transaction(broken, node.broker.address)
         producer.check_transaction(ask, node.broker.address)
-        async with asyncio.timeout(5):
-            while len(asked) < 4:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(asked) >= 4)
 
 
 def test_bad_bounds_are_named() -> None:
@@ -151,3 +151,21 @@ async def test_an_end_that_does_not_reach_the_broker_is_no_error(
         result = await producer.send_in_transaction(Message("cut", b"x"), outlives_the_broker)
     assert result.state is COMMIT
     assert "its broker will ask" in caplog.text
+
+
+async def test_a_check_that_was_cancelled_from_within_decides_nothing() -> None:
+    async def check(_: object) -> TransactionState:
+        raise asyncio.CancelledError
+
+    state, error = await _decided(check, None)
+    assert state is TransactionState.UNKNOWN and error is not None
+
+    async def slow(_: object) -> TransactionState:
+        await asyncio.sleep(60)
+        return TransactionState.COMMIT
+
+    task = asyncio.create_task(_decided(slow, None))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

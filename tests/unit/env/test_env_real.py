@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cosmodrome.env.real import RealDisk, real_env
+from cosmodrome.env.real import RealDisk, _create_file, _create_named_file, real_env
 from cosmodrome.errors import DirectoryInUse
 
 
@@ -41,6 +43,34 @@ def test_create_refuses_to_overwrite(disk: RealDisk, tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         disk.create_segment(path, 10)
     assert disk.open_segment(path).size == 10
+
+
+@pytest.mark.parametrize("create", [_create_file, _create_named_file])
+def test_a_file_is_made_with_its_size_or_not_at_all(
+    tmp_path: Path, create: Callable[[str, int], int]
+) -> None:
+    path = tmp_path / "0"
+    with pytest.raises(OSError, match="Invalid argument"):
+        create(str(path), -1)
+    assert not path.exists()
+    os.close(create(str(path), 12_345))
+    assert path.stat().st_size == 12_345
+    with pytest.raises(FileExistsError):
+        create(str(path), 1)
+    assert path.stat().st_size == 12_345
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="the system has no files without a name")
+def test_a_file_has_no_name_before_it_has_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    resize = os.ftruncate
+    monkeypatch.setattr(
+        os, "ftruncate", lambda fd, size: (seen.append(os.listdir(tmp_path)), resize(fd, size))
+    )
+    os.close(_create_file(str(tmp_path / "0"), 10))
+    assert seen == [[]]
 
 
 def test_replace_keeps_the_previous_generation(disk: RealDisk, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filter_kit import GREEN, install
+from tests.unit.filterserver.filter_kit import GREEN, install
 
 from cosmodrome.broker.app import Broker, build_broker
 from cosmodrome.env.options import (
@@ -43,7 +43,7 @@ async def started(part: Any) -> AsyncIterator[None]:
 
 def a_broker(folder: Path, **changes: Any) -> Broker:
     return build_broker(
-        BrokerOptions(**({"broker_name": "broker-a", "listen_port": 0} | changes)),
+        BrokerOptions(**(dict[str, Any](broker_name="broker-a", listen_port=0) | changes)),
         StoreOptions(
             store_path_root_dir=str(folder / "store"),
             mapped_file_size_commit_log=1 << 20,

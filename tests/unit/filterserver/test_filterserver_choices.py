@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from filter_kit import CALL, GREEN, install, installed
+from tests.unit.filterserver.filter_kit import CALL, GREEN, install, installed
 
 from cosmodrome.errors import Refused
 from cosmodrome.filterserver import choices as module

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from tests.virtual_time import virtual_time
 
 from cosmodrome.errors import Code, ConfigError, Refused, Unreachable
 from cosmodrome.filterserver.enrolment import Enrolment
@@ -19,7 +20,7 @@ ADDRESS = "192.0.2.1:4000"
 class Broker:
     """The channel to a broker that does what the test says."""
 
-    host, port = "b", 10911
+    name = "b:10911"
 
     def __init__(self) -> None:
         self.connected = False
@@ -71,13 +72,17 @@ async def test_it_is_repeated(broker: Broker, enrolment: Enrolment) -> None:
     assert not enrolment.ready()[0]
 
 
-async def test_a_broker_that_starts_at_the_same_time(broker: Broker, enrolment: Enrolment) -> None:
+@virtual_time
+async def test_a_broker_that_starts_at_the_same_time() -> None:
+    broker = Broker()
+    enrolment = Enrolment(broker, period_s=0.05, start_s=0.2)  # type: ignore[arg-type]
     broker.error = Unreachable("nobody listens")
     starting = asyncio.create_task(enrolment.start(ADDRESS))
     await until(lambda: len(broker.asked) >= 2)
     broker.error = None
     await starting
     assert enrolment.ready()[0]
+    await enrolment.stop()
 
 
 async def test_no_broker(broker: Broker, enrolment: Enrolment) -> None:

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from filter_kit import GREEN, PACKED, install, installed, record
+from tests.unit.filterserver.filter_kit import GREEN, PACKED, install, installed, record
 
 from cosmodrome.env.real import RealDisk, real_env
 from cosmodrome.errors import ConfigError, ProtocolError, Refused
@@ -107,10 +107,10 @@ def test_a_file_may_use_dataclasses(tmp_path: Path) -> None:
         ("import surely_missing", "No module named 'surely_missing'"),
         ("x = 1", "no table FILTERS"),
         ("FILTERS = [1]", "no table FILTERS"),
-        ("FILTERS = {'a b': lambda m: True}", "'a b' is no filter name"),
-        ("FILTERS = {'../x': lambda m: True}", "is no filter name"),
-        ("FILTERS = {7: lambda m: True}", "'7' is no filter name"),
-        ("FILTERS = {'x' * 256: lambda m: True}", "is no filter name"),
+        ("FILTERS = {'a b': lambda m: True}", "'a b' is not a filter name"),
+        ("FILTERS = {'../x': lambda m: True}", "is not a filter name"),
+        ("FILTERS = {7: lambda m: True}", "'7' is not a filter name"),
+        ("FILTERS = {'x' * 256: lambda m: True}", "is not a filter name"),
         ("FILTERS = {'a.B': 5}", "filter a.B is a int"),
         ("class C: pass\nFILTERS = {'a.B': C}", "filter a.B is a type"),
         ("async def f(m): return True\nFILTERS = {'a.B': f}", "without async"),
@@ -139,7 +139,7 @@ def test_one_name_from_two_places(tmp_path: Path) -> None:
 def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, GREEN)
     monkeypatch.setattr(module, "FILE_BYTES_MAX", 10)
-    with pytest.raises(ConfigError, match="10 at most"):
+    with pytest.raises(ConfigError, match="at most 10"):
         load(tmp_path)
     monkeypatch.setattr(module, "FILES_MAX", 0)
     with pytest.raises(ConfigError, match="1 Python files"):

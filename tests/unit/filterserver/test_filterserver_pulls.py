@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filter_kit import CALL, data, installed, record
+from tests.unit.filterserver.filter_kit import CALL, data, installed, record
 
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, Refused, TimedOut, Unreachable

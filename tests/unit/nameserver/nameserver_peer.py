@@ -35,7 +35,7 @@ class RawPeer:
         self._writer.write(data)
 
     async def answer(self, opaque: int) -> Frame:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 for frame in self._frames:
                     if frame.opaque == opaque:
@@ -46,7 +46,7 @@ class RawPeer:
                 self._frames.extend(self._splitter.feed(data))
 
     async def closed(self) -> bool:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return not await self._reader.read(65536)
 
     async def close(self) -> None:

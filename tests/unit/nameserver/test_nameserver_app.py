@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nameserver_peer import RawPeer
+from tests.unit.nameserver.nameserver_peer import RawPeer
 
 from cosmodrome.env.options import NameServerOptions, SocketOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, ConfigError, Refused
-from cosmodrome.nameserver.app import NameServer, _every, build_nameserver
+from cosmodrome.nameserver import routes as routes_module
+from cosmodrome.nameserver.app import NameServer, build_nameserver
 from cosmodrome.transport.channel import Channel
 from cosmodrome.wire import commands, fastjson
+from cosmodrome.wire.table import Command
 
 
 def topic(name: str, queues: int = 4, perm: int = 6, sys_flag: int = 0) -> dict[str, Any]:
@@ -115,7 +117,11 @@ async def test_a_taken_port_is_said(nameserver: NameServer) -> None:
 
 
 def test_bad_durations_are_said() -> None:
-    for words in ({"broker_expired_time": 0}, {"scan_not_active_broker_interval": -1}):
+    bad: list[dict[str, Any]] = [
+        {"broker_expired_time": 0},
+        {"scan_not_active_broker_interval": -1},
+    ]
+    for words in bad:
         with pytest.raises(ConfigError, match="positive"):
             build_nameserver(NameServerOptions(**words), SocketOptions(), real_env())
 
@@ -244,7 +250,7 @@ async def test_query_data_version(peer: RawPeer) -> None:
 
 
 async def until_route(peer: RawPeer, name: str, code: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while await code_of_route(peer, name) != code:
             pass
 
@@ -287,27 +293,6 @@ async def test_a_silent_broker_is_dropped_and_its_connection_closed() -> None:
         await broker.close()
         await peer.close()
         await server.stop()
-
-
-async def test_background_work_that_fails_is_logged_and_tried_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    twice = asyncio.Event()
-    count = 0
-
-    def work() -> None:
-        nonlocal count
-        count += 1
-        if count == 2:
-            twice.set()
-        raise OSError("broken")
-
-    task = asyncio.create_task(_every(lambda: 0.001, work))
-    async with asyncio.timeout(5):
-        await twice.wait()
-    task.cancel()
-    await asyncio.wait((task,))
-    assert "broken" in caplog.text
 
 
 async def test_name_servers_share_nothing(nameserver: NameServer, peer: RawPeer) -> None:
@@ -388,10 +373,11 @@ async def test_kv_and_settings_by_typed_calls(nameserver: NameServer, tmp_path: 
         listed = await channel.call(commands.GetKvlistByNamespace(namespace="NS"))
         assert json.loads(listed.body) == {"table": {"k": "v1 值"}}
         await channel.call(commands.DeleteKvConfig(namespace="NS", key="k"))
-        for missing in (
+        all_missing: list[Command[Any]] = [
             commands.GetKvConfig(namespace="NS", key="k"),
             commands.GetKvlistByNamespace(namespace="Nowhere"),
-        ):
+        ]
+        for missing in all_missing:
             with pytest.raises(Refused) as refusal:
                 await channel.call(missing)
             assert refusal.value.code == Code.QUERY_NOT_FOUND
@@ -409,3 +395,48 @@ async def test_kv_and_settings_by_typed_calls(nameserver: NameServer, tmp_path: 
 async def test_unknown_codes_are_answered(peer: RawPeer) -> None:
     assert (await peer.ask(9999)).code == Code.REQUEST_CODE_NOT_SUPPORTED
     assert (await peer.ask(10)).code == Code.REQUEST_CODE_NOT_SUPPORTED
+
+
+# --- large registrations
+
+
+async def test_a_large_registration_stops_nobody(
+    nameserver: NameServer, peer: RawPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes_module, "TOPICS_PER_STEP", 50)
+    seen: list[int] = []
+    turns = 0
+    registering = routes_module.Routes.registering
+
+    def counted(self: routes_module.Routes, *words: Any) -> Any:
+        for step in registering(self, *words):
+            seen.append(turns)
+            yield step
+
+    monkeypatch.setattr(routes_module.Routes, "registering", counted)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await register(peer, *(topic(f"Topic{number}") for number in range(2000)))
+    counting.cancel()
+    assert len(seen) == 2 * 2000 // 50
+    assert len(set(seen)) == len(seen), "others run after each step"
+    assert await code_of_route(peer, "Topic1999") == 0
+
+
+async def test_a_registration_that_inflates_to_too_much_is_refused(peer: RawPeer) -> None:
+    line = b"T 1 1 6 SINGLE_TAG"
+    for count, said in ((200_000, "at most 100000"), (1_500_000, "more than 16777216 bytes")):
+        lines = (len(line).to_bytes(4, "big") + line) * count
+        version = b'{"counter":1,"timestamp":2}'
+        body = zlib.compress(
+            b"".join((len(version).to_bytes(4, "big"), version, count.to_bytes(4, "big"), lines))
+        )
+        answer = await peer.ask(103, who() | {"compressed": "true"}, body)
+        assert answer.code == 1 and said in (answer.remark or "")
+    assert await code_of_route(peer, "T") == Code.TOPIC_NOT_EXIST

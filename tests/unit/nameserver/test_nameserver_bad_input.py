@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nameserver_peer import RawPeer
+from tests.unit.nameserver.nameserver_peer import RawPeer
 from tests.unit.wire.wrong_requests import GARBAGE, NO_NUMBERS, header_of, numbers_of
 
 from cosmodrome.env.options import NameServerOptions, SocketOptions

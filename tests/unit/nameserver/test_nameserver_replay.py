@@ -8,8 +8,8 @@ import zlib
 from typing import Any
 
 import pytest
-from nameserver_peer import RawPeer
 from tests.goldens import Golden, each_golden, frames
+from tests.unit.nameserver.nameserver_peer import RawPeer
 
 from cosmodrome.env.options import NameServerOptions, SocketOptions
 from cosmodrome.env.real import real_env
@@ -114,12 +114,12 @@ async def replay(golden: Golden, folder: str) -> list[Exchange]:
                 await peer.ask(TOPICS)  # behind it on the same connection: now it was served
                 told_at = row["t"]
                 continue
-            golden = answers.get((row["conn"], row["header"]["opaque"]))
+            recorded = answers.get((row["conn"], row["header"]["opaque"]))
             answer = await peer.answer(row["header"]["opaque"])
-            if golden is None or (answer.code != golden["code"] and row["t"] < told_at + LAG_S):
+            if recorded is None or (answer.code != recorded["code"] and row["t"] < told_at + LAG_S):
                 lagging += 1
             else:
-                exchanges.append((row, golden, answer))
+                exchanges.append((row, recorded, answer))
     finally:
         for peer in peers.values():
             await peer.close()

@@ -3,21 +3,14 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from cosmodrome.errors import Refused
+from cosmodrome.layout import TOPIC_UNIT, TOPIC_UNIT_SUBSCRIPTION
 from cosmodrome.nameserver import routes as module
-from cosmodrome.nameserver.routes import (
-    FLAG_UNIT,
-    FLAG_UNIT_SUB,
-    Identity,
-    Registration,
-    Routes,
-    TopicRow,
-    Version,
-)
+from cosmodrome.nameserver.routes import Identity, Registration, Routes, TopicRow, Version
 
 ROW = TopicRow(4, 4, 6)
 
@@ -65,7 +58,7 @@ def news(
 
 
 def add(routes: Routes, peer: Any = None, **words: Any) -> tuple[str, str] | None:
-    return routes.register(news(**words), peer or Peer())
+    return routes.register(news(**words), peer or cast(Any, Peer()))
 
 
 def snapshot(routes: Routes) -> Any:
@@ -367,16 +360,16 @@ def test_a_deleted_topic_stays_away_until_the_broker_changes(routes: Routes) -> 
 
 
 def test_topic_lists(routes: Routes) -> None:
-    flags = {"U": FLAG_UNIT, "S": FLAG_UNIT_SUB, "Both": 3, "None": 0}
+    flags = {"U": TOPIC_UNIT, "S": TOPIC_UNIT_SUBSCRIPTION, "Both": 3, "None": 0}
     add(routes, topics={topic: TopicRow(1, 1, 6, flag) for topic, flag in flags.items()})
     add(routes, name="b", address="y:1", cluster="D", topics={"X": ROW})
     assert set(routes.topics()) == {*flags, "X"}
     assert routes.topics_of_cluster("D") == ["X"]
     assert set(routes.topics_of_cluster("C")) == set(flags)
     assert routes.topics_of_cluster("E") == []
-    assert routes.topics_flagged(FLAG_UNIT) == ["U", "Both"]
-    assert routes.topics_flagged(FLAG_UNIT_SUB) == ["S", "Both"]
-    assert routes.topics_flagged(FLAG_UNIT_SUB, FLAG_UNIT) == ["S"]
+    assert routes.topics_flagged(TOPIC_UNIT) == ["U", "Both"]
+    assert routes.topics_flagged(TOPIC_UNIT_SUBSCRIPTION) == ["S", "Both"]
+    assert routes.topics_flagged(TOPIC_UNIT_SUBSCRIPTION, TOPIC_UNIT) == ["S"]
     assert routes.clusters() == {"C": ["a"], "D": ["b"]}
 
 
@@ -396,7 +389,7 @@ class Model:
     def forget(self, address: str, *, keep_rows: bool = False) -> None:
         name = self.who.pop(address)[0]
         for table in (self.peer, self.version, self.seen):
-            table.pop(address)  # type: ignore[attr-defined]
+            table.pop(address)
         if not keep_rows and all(other != name for other, _ in self.who.values()):
             self.rows = {key: row for key, row in self.rows.items() if key[1] != name}
 
@@ -471,3 +464,52 @@ def test_random_histories_agree_with_the_model(seed: int, routes: Routes) -> Non
         }
         assert actual == model.rows
         assert {a: live.connection for a, live in routes._live.items()} == model.peer
+
+
+# --- large registrations ----------------------------------------------------------------------
+
+
+def many(count: int, **words: Any) -> Registration:
+    return news(**words, topics={f"T{number}": TopicRow(1, 1, 6) for number in range(count)})
+
+
+def test_a_large_registration_is_taken_over_in_steps(routes: Routes) -> None:
+    peer = cast(Any, Peer())
+    steps = 0
+    for _ in routes.registering(many(2 * module.TOPICS_PER_STEP + 1), peer):
+        steps += 1
+        assert routes.topic_count <= steps * module.TOPICS_PER_STEP
+    assert steps == 4  # two while it is checked, two while it is taken over
+    assert routes.topic_count == 2 * module.TOPICS_PER_STEP + 1
+
+
+def test_a_broker_that_goes_while_it_registers_leaves_nothing(routes: Routes) -> None:
+    peer = cast(Any, Peer())
+    steps = routes.registering(many(2 * module.TOPICS_PER_STEP), peer)
+    for _ in range(3):
+        next(steps)
+    assert routes.topic_count == module.TOPICS_PER_STEP
+    routes.connection_closed(peer)
+    assert list(steps) == []
+    assert routes.topic_count == 0 and routes.brokers() == []
+
+
+def test_one_broker_has_a_bounded_number_of_topics(
+    routes: Routes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TOPICS_MAX", 5)
+    peer = cast(Any, Peer())
+    with pytest.raises(Refused, match="has 6 topics; this name server takes 5"):
+        routes.register(many(6), peer)
+    assert routes.brokers() == []
+    routes.register(many(3), peer)
+    routes.register(many(5), peer)
+    parts = news(topics={f"U{number}": TopicRow(1, 1, 6) for number in range(2)})
+    with pytest.raises(Refused, match="has 7 topics"):
+        routes.register(parts, peer)
+    assert routes.topic_count == 5
+    routes.delete_topic("T0")
+    routes.delete_topic("T1")
+    routes.register(parts, peer)
+    routes.connection_closed(peer)
+    assert routes.topic_count == 0

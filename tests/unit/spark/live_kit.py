@@ -13,12 +13,12 @@ from cosmodrome import ClientOptions, Message
 from cosmodrome.blocking import Node, Producer
 from cosmodrome.client.portal import Portal
 from cosmodrome.node import embedded as async_embedded
-from cosmodrome.spark.options import Connection
+from cosmodrome.spark.read.options import Connection
 from cosmodrome.wire.bodies import MessageQueue
 
 
 def connection(namesrv: str, **more: object) -> Connection:
-    base = Connection(namesrv=namesrv, timeout_ms=5_000, retries=0)
+    base = Connection(namesrv=namesrv, timeout_ms=60_000, retries=0)
     return dataclasses.replace(base, **more)  # type: ignore[arg-type]
 
 

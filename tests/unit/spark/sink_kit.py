@@ -11,9 +11,9 @@ from pyspark.sql import types
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from cosmodrome import ReceivedMessage
-from cosmodrome.blocking import PullConsumer
-from cosmodrome.spark.repeats import BATCH_ID, QUERY_ID, RUN_ID
-from cosmodrome.spark.writer import Sent, make_stream_writer, make_writer
+from cosmodrome.blocking import Node, PullConsumer
+from cosmodrome.spark.write.repeats import BATCH_ID, MARK, QUERY_ID, RUN_ID
+from cosmodrome.spark.write.writer import Sent, make_stream_writer, make_writer
 from cosmodrome.wire.bodies import MessageQueue
 
 
@@ -62,14 +62,14 @@ def schema_of(text: str) -> types.StructType:
 def in_stream(batch: int, *, run: str = "run-1", query: str = "query-1", **more: int) -> Context:
     return Context(
         properties={QUERY_ID: query, RUN_ID: run, BATCH_ID: str(batch)},
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
 def arrow(schema: str, rows: Sequence[Sequence[Any]], size: int = 10_000) -> list[pa.RecordBatch]:
     """Rows as Spark hands them over, `size` at a time."""
     kinds = to_arrow_schema(schema_of(schema), timezone="UTC")
-    columns = list(zip(*rows, strict=True)) if rows else [[] for _ in kinds]
+    columns = list(zip(*rows, strict=True)) if rows else [() for _ in kinds]
     table = pa.table([list(column) for column in columns], schema=kinds)
     return table.to_batches(max_chunksize=size)
 
@@ -84,12 +84,18 @@ def write(
     **options: object,
 ) -> Sent:
     """One task of one write."""
-    given = {"namesrv": namesrv, "timeoutMs": "5000"}
-    given |= {name: str(value) for name, value in options.items()}
+    texts = {"namesrv": namesrv, "timeoutMs": "60000"}
+    texts |= {name: str(value) for name, value in options.items()}
     make = make_stream_writer if stream else make_writer
-    writer = make(given, schema_of(schema), False)
+    writer = make(texts, schema_of(schema), False)
     batches = arrow(schema, rows) if isinstance(rows, list) else rows
-    return writer._task.send(batches, context or Context())  # type: ignore[arg-type]
+    return writer._task.send(batches, context or Context())
+
+
+def numbered(count: int, key: str | None = None) -> list[list[Any]]:
+    return [
+        [b"%06d" % number] if key is None else [b"%06d" % number, key] for number in range(count)
+    ]
 
 
 def read(namesrv: str, topic: str) -> dict[MessageQueue, list[ReceivedMessage]]:
@@ -108,3 +114,8 @@ def read(namesrv: str, topic: str) -> dict[MessageQueue, list[ReceivedMessage]]:
 
 def bodies(namesrv: str, topic: str) -> list[bytes]:
     return sorted(message.body for queue in read(namesrv, topic).values() for message in queue)
+
+
+def marks(node: Node, topic: str) -> list[str | None]:
+    found = [m for queue in read(node.namesrv, topic).values() for m in queue]
+    return [m.properties.get(MARK) for m in sorted(found, key=lambda m: m.body)]

@@ -10,9 +10,11 @@ pytest.importorskip("pyspark")
 
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import ConfigError, StoreCorrupt
-from cosmodrome.spark.archiving import Archiver
-from cosmodrome.spark.lake import ArchiveInfo, Lake, Progress, Written
-from cosmodrome.spark.offsets import Offsets
+from cosmodrome.spark.jobs import archive
+from cosmodrome.spark.lake.archiving import Archiver
+from cosmodrome.spark.lake.compaction import Merged
+from cosmodrome.spark.lake.layout import ArchiveInfo, Lake, Progress, Written
+from cosmodrome.spark.read.offsets import Offsets
 from cosmodrome.wire.bodies import MessageQueue
 
 
@@ -114,3 +116,53 @@ def test_a_path_that_spark_could_not_read_again(path: str) -> None:
     info = ArchiveInfo(id="1", lake="parquet", subject={}, filters={})
     with pytest.raises(ConfigError, match="pattern"):
         Lake.create(cast(Any, None), path, info)
+
+
+class FakeQuery:
+    """A stream that never ends by itself."""
+
+    lastProgress = None
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self.stopped_at = 0
+
+    def awaitTermination(self, timeout: float) -> bool:
+        self.waits += 1
+        return self.waits > 10
+
+    def stop(self) -> None:
+        self.stopped_at = self.waits
+
+
+class BusyArchiver:
+    """It is in the middle of a batch until the fourth look."""
+
+    progress = None
+    rows = 5
+    merged = Merged()
+
+    def __init__(self, query: FakeQuery) -> None:
+        self._query = query
+
+    @property
+    def busy(self) -> bool:
+        return self._query.waits < 4
+
+
+def test_a_stream_that_is_to_stop_ends_after_its_running_batch() -> None:
+    query: Any = FakeQuery()
+    archiver: Any = BusyArchiver(query)
+    beats: list[int] = []
+    seen: list[archive.Status] = []
+    status = archive._follow(
+        query,
+        archiver,
+        beat=lambda: beats.append(query.waits),
+        watch=seen.append,
+        stop=lambda: query.waits >= 2,
+        env=real_env(),
+    )
+    assert query.stopped_at == 4
+    assert beats == [1, 2, 3, 4] and len(seen) == 4
+    assert (status.rows, status.batch, status.lag) == (5, -1, None)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_kit import another_broker, connection, dead_address, queue_of, send
 from tests.plain_peer import Peer, answer
+from tests.unit.spark.live_kit import another_broker, connection, dead_address, queue_of, send
 
 from cosmodrome import Message
 from cosmodrome.blocking import Node, Producer, embedded
@@ -91,7 +91,7 @@ def test_progress_of_a_group(node: Node, cosmo_topic: str) -> None:
 def test_messages_by_unique_key(node: Node, cosmo_topic: str) -> None:
     ids = send(node, cosmo_topic, 3, queue_id=3)
     with Cluster(connection(node.namesrv)) as cluster:
-        (found,) = cluster.find_by_unique_key(cosmo_topic, ids[1])
+        (found,) = cluster.find_by_unique_keys(cosmo_topic, [ids[1]])[ids[1]]
         assert found[:3] == ("embedded", 3, 1)
         assert found.properties[UNIQ_KEY] == ids[1]
         many = cluster.find_by_unique_keys(cosmo_topic, [*ids, "F" * 32])
@@ -149,7 +149,7 @@ def test_a_silent_broker_is_waited_for_once(
     cosmo_topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[int] = []
-    monkeypatch.setattr(links.Backoff, "wait", lambda self: waits.append(len(self.failures)))
+    monkeypatch.setattr(links.Attempts, "wait", lambda self: waits.append(len(self.failures)))
     with embedded() as node:
         send(node, cosmo_topic, 4)
         with Cluster(connection(node.namesrv, retries=3)) as cluster:
@@ -210,7 +210,7 @@ def test_more_copies_than_a_broker_gives_at_once(
 
     monkeypatch.setattr(Cluster, "_ask_broker", ask)
     with Cluster(connection(node.namesrv)) as cluster:
-        found = cluster.find_by_unique_key(cosmo_topic, "K")
+        found = cluster.find_by_unique_keys(cosmo_topic, ["K"])["K"]
         assert sorted(one.queue_offset for one in found) == list(range(100))
 
 
@@ -227,7 +227,7 @@ def test_two_brokers(node: Node, cosmo_topic: str, tmp_path: Path) -> None:
             assert queues[queue_of(cosmo_topic, 0, "b")] == (address,)
             bounds = cluster.bounds(queues)
             assert sum(high for _, high in bounds.values()) == 6
-            found = cluster.find_by_unique_key(cosmo_topic, "none")
+            found = cluster.find_by_unique_keys(cosmo_topic, ["none"])["none"]
             assert found == []
     with Cluster(connection(node.namesrv)) as cluster:
         cluster._brokers["b"] = {0: address}
@@ -251,7 +251,11 @@ def test_every_request_is_signed() -> None:
         return b"".join(answer(frame, body=b'{"topicList":["T"]}') for frame in frames)
 
     with Peer(respond) as peer:
-        keys = {"access_key": "me", "secret_key": "secret-1", "security_token": "token"}
+        keys: dict[str, Any] = {
+            "access_key": "me",
+            "secret_key": "secret-1",
+            "security_token": "token",
+        }
         with Cluster(connection(peer.address, **keys)) as cluster:
             assert cluster.topics() == ["T"]
         (request,) = peer.requests
@@ -320,22 +324,22 @@ def test_tls_files_that_cannot_be_used_are_named() -> None:
 
 
 def test_who_is_not_let_in_is_told_which_options_it_is_about() -> None:
-    def said(error: CosmodromeError, cause: Exception | None = None, **options: Any) -> str:
+    def hint(error: CosmodromeError, cause: Exception | None = None, **options: Any) -> str:
         error.__cause__ = cause
         explained = links.explained(error, connection("h:1", **options))
         assert isinstance(explained, type(error)) and str(explained).startswith(str(error))
         return str(explained).removeprefix(str(error))
 
-    keys = {"access_key": "me", "secret_key": "hidden"}
+    keys: dict[str, Any] = {"access_key": "me", "secret_key": "hidden"}
     acl = "org.apache.rocketmq.acl.common.AclException: "
     unsigned = Refused(Code.SYSTEM_ERROR, f"{acl}No accessKey is configured")
-    assert said(unsigned) == "; set the options accessKey and secretKey"
+    assert hint(unsigned) == "; set the options accessKey and secretKey"
     forged = Refused(Code.NO_PERMISSION, "check signature failed.")
-    assert said(forged, **keys) == "; check the options accessKey and secretKey"
+    assert hint(forged, **keys) == "; check the options accessKey and secretKey"
     topic = Refused(Code.SYSTEM_ERROR, f"{acl}No default permission for topic:t")
-    assert said(topic, **keys).endswith("must allow it to accessKey=me")
+    assert hint(topic, **keys).endswith("must allow it to accessKey=me")
     group = Refused(Code.SYSTEM_ERROR, f"{acl}No default permission for group:g")
-    assert "the option consumerGroup" in said(group, **keys)
+    assert "the option consumerGroup" in hint(group, **keys)
     for other in (
         Refused(Code.TOPIC_NOT_EXIST, "no topic signature failed"),
         Refused(Code.NO_PERMISSION, "the topic[t] sending message is forbidden"),
@@ -344,17 +348,17 @@ def test_who_is_not_let_in_is_told_which_options_it_is_about() -> None:
         assert links.explained(other, connection("h:1")) is other
 
     closed = Unreachable("h:1 closed the connection before it answered")
-    assert said(closed) == "; if it takes TLS only, set the option tls=true"
-    assert "tls=true" in said(Unreachable("it broke"), ConnectionResetError())
-    assert "tlsCert and tlsKey" in said(closed, tls=True)
-    assert said(closed, tls=True, tls_cert="c") == ""
+    assert hint(closed) == "; if it takes TLS only, set the option tls=true"
+    assert "tls=true" in hint(Unreachable("it broke"), ConnectionResetError())
+    assert "tlsCert and tlsKey" in hint(closed, tls=True)
+    assert hint(closed, tls=True, tls_cert="c") == ""
     alert = ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] alert")
-    assert "tlsCert and tlsKey" in said(Unreachable("broke"), alert, tls=True)
+    assert "tlsCert and tlsKey" in hint(Unreachable("broke"), alert, tls=True)
     spoken = ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number")
-    assert "leave the option tls out" in said(Unreachable("no TLS"), spoken, tls=True)
+    assert "leave the option tls out" in hint(Unreachable("no TLS"), spoken, tls=True)
     untrusted = ssl.SSLCertVerificationError(1, "unable to get issuer")
     untrusted.verify_message = "unable to get issuer"
-    words = said(Unreachable("no TLS"), untrusted, tls=True)
+    words = hint(Unreachable("no TLS"), untrusted, tls=True)
     assert (
         words.startswith("; unable to get issuer: ") and "tlsCa" in words and "tlsVerify" in words
     )

@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from live_kit import another_broker, connection
-from sink_kit import Context, arrow, in_stream, read, schema_of, write
+from tests.unit.spark.live_kit import another_broker, connection
+from tests.unit.spark.sink_kit import Context, arrow, in_stream, read, schema_of, write
 
 from cosmodrome import ReceivedMessage
 from cosmodrome.blocking import Admin, Node, embedded
 from cosmodrome.errors import CosmodromeError, TimedOut
-from cosmodrome.spark import dedupe, links, repeats, sending
-from cosmodrome.spark.cluster import Cluster
-from cosmodrome.spark.dedupe import MARK, Dedupe, Found, Marked
-from cosmodrome.spark.sending import Outbox
-from cosmodrome.spark.writer import make_writer
+from cosmodrome.spark import links
+from cosmodrome.spark.cluster import Cluster, StoredCopy
+from cosmodrome.spark.write import dedupe, repeats, sending
+from cosmodrome.spark.write.dedupe import MARK, Dedupe, Marked
+from cosmodrome.spark.write.sending import Outbox
+from cosmodrome.spark.write.writer import make_writer
 from cosmodrome.wire.bodies import MessageQueue
 from cosmodrome.wire.message import UNIQ_KEY
 
@@ -52,12 +53,14 @@ class Shelf:
         self.copies = copies
         self.asked: list[list[str]] = []
 
-    def find_by_unique_keys(self, topic: str, keys: Sequence[str]) -> Mapping[str, list[Found]]:
+    def find_by_unique_keys(
+        self, topic: str, keys: Sequence[str]
+    ) -> Mapping[str, list[StoredCopy]]:
         assert topic == "t"
         self.asked.append(list(keys))
         return {
             key: [
-                (broker, queue, offset, {UNIQ_KEY: name} | ({MARK: mark} if mark else {}))
+                StoredCopy(broker, queue, offset, {UNIQ_KEY: name} | ({MARK: mark} if mark else {}))
                 for name, mark, broker, queue, offset in self.copies
                 if name == key or name == "stranger"  # the index finds by hash
             ]
@@ -67,7 +70,7 @@ class Shelf:
 
 def test_a_message_alone_is_kept() -> None:
     shelf = Shelf(("k", "2", "a", 0, 7), ("stranger", "", "a", 0, 1))
-    assert Dedupe(shelf, "t", "a", 0).doomed([Marked(5, 7, "k", "2")]) == set()
+    assert Dedupe(shelf, "t", "a", 0).rows_to_drop([Marked(5, 7, "k", "2")]) == set()
 
 
 @pytest.mark.parametrize(
@@ -76,41 +79,41 @@ def test_a_message_alone_is_kept() -> None:
 )
 def test_a_copy_of_lower_rank_dooms(other: tuple[str, str, str, int, int]) -> None:
     shelf = Shelf(("k", "2", "a", 0, 7), other)
-    assert Dedupe(shelf, "t", "a", 0).doomed([Marked(5, 7, "k", "2")]) == {5}
+    assert Dedupe(shelf, "t", "a", 0).rows_to_drop([Marked(5, 7, "k", "2")]) == {5}
 
 
 @pytest.mark.parametrize("other", [("k", "3", "a", 0, 1), ("k", "2", "a", 0, 8)])
 def test_a_copy_of_higher_rank_does_not(other: tuple[str, str, str, int, int]) -> None:
     shelf = Shelf(("k", "2", "a", 0, 7), other)
-    assert Dedupe(shelf, "t", "a", 0).doomed([Marked(5, 7, "k", "2")]) == set()
+    assert Dedupe(shelf, "t", "a", 0).rows_to_drop([Marked(5, 7, "k", "2")]) == set()
 
 
 def test_copies_read_before_are_not_asked_for() -> None:
     shelf = Shelf(("k", "1", "a", 0, 3), ("k", "2", "a", 0, 7), ("k", "3", "a", 0, 8))
     sieve = Dedupe(shelf, "t", "a", 0)
-    assert sieve.doomed([Marked(0, 3, "k", "1"), Marked(1, 7, "k", "2")]) == {1}
-    assert sieve.doomed([Marked(0, 8, "k", "3")]) == {0}
+    assert sieve.rows_to_drop([Marked(0, 3, "k", "1"), Marked(1, 7, "k", "2")]) == {1}
+    assert sieve.rows_to_drop([Marked(0, 8, "k", "3")]) == {0}
     assert shelf.asked == [["k"]]
 
 
 def test_the_lower_rank_may_come_later() -> None:
     shelf = Shelf(("k", "2", "a", 0, 3), ("k", "1", "a", 0, 7))
     sieve = Dedupe(shelf, "t", "a", 0)
-    assert sieve.doomed([Marked(0, 3, "k", "2"), Marked(1, 7, "k", "1")]) == {0}
+    assert sieve.rows_to_drop([Marked(0, 3, "k", "2"), Marked(1, 7, "k", "1")]) == {0}
 
 
 def test_lookups_and_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dedupe, "KEYS_MAX", 10)
     shelf = Shelf()
     sieve = Dedupe(shelf, "t", "a", 0)
-    sieve.doomed([Marked(n, n, f"k{n}", "1") for n in range(600)])
+    sieve.rows_to_drop([Marked(n, n, f"k{n}", "1") for n in range(600)])
     assert [len(part) for part in shelf.asked] == [256, 256, 88]
     assert len(sieve._lowest) <= 10
 
 
 def test_nothing_marked_asks_nothing() -> None:
     shelf = Shelf()
-    assert Dedupe(shelf, "t", "a", 0).doomed([]) == set()
+    assert Dedupe(shelf, "t", "a", 0).rows_to_drop([]) == set()
     assert shelf.asked == []
 
 
@@ -127,7 +130,7 @@ def test_one_copy_survives_whatever_the_ranges(copies: list[Any], size: int) -> 
         for begin in range(0, len(mine), size):
             part = mine[begin : begin + size]  # each a range of its own
             rows = [Marked(n, n, key, mark) for n, key, mark, _ in part if mark]
-            gone = Dedupe(shelf, "t", broker, 0).doomed(rows)
+            gone = Dedupe(shelf, "t", broker, 0).rows_to_drop(rows)
             kept += [key for n, key, _, _ in part if n not in gone]
     for key in "kl":
         unmarked = sum(1 for name, mark, _ in copies if name == key and not mark)
@@ -151,7 +154,7 @@ def kept_of(
     cluster: Cluster, topic: str, queue: MessageQueue, messages: list[ReceivedMessage]
 ) -> list[ReceivedMessage]:
     sieve = Dedupe(cluster, topic, queue.broker_name, queue.queue_id)
-    gone = sieve.doomed(
+    gone = sieve.rows_to_drop(
         Marked(row, message.queue_offset, message.msg_id, message.properties[MARK])
         for row, message in enumerate(messages)
         if MARK in message.properties

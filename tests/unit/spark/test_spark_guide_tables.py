@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cosmodrome.spark.jobs import JOBS
-from cosmodrome.spark.options import CONNECTION_OPTIONS, READ_OPTIONS
-from cosmodrome.spark.rows import COLUMNS
+from cosmodrome.spark.read.options import CONNECTION_OPTIONS, READ_OPTIONS
+from cosmodrome.spark.read.rows import COLUMNS
 
 DOCS = Path(__file__).parents[3] / "docs"
 GUIDE = (DOCS / "pipeline.md").read_text()
@@ -39,8 +39,8 @@ def test_columns_of_the_source() -> None:
 
 def test_options_and_columns_of_the_sink() -> None:
     pytest.importorskip("pyarrow")
-    from cosmodrome.spark.row_messages import TYPES
-    from cosmodrome.spark.write_options import WRITE_OPTIONS
+    from cosmodrome.spark.write.options import WRITE_OPTIONS
+    from cosmodrome.spark.write.row_messages import TYPES
 
     of_spark = {"path", "checkpointLocation"}  # .save(topic), and what every stream has
     named = set(first_cells(section(SINK, "Options")))

@@ -1,4 +1,4 @@
-"""`spark/java.py`: which Java is taken, and what the shim leaves out."""
+"""`spark/runtime/java.py`: which Java is taken, and what the shim leaves out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cosmodrome.errors import ConfigError
-from cosmodrome.spark import java
+from cosmodrome.spark.runtime import java
 
 
 def fake_java(folder: Path, version: str, *, code: int = 0) -> Path:
@@ -69,9 +69,9 @@ def test_without_java_the_error_says_what_was_seen_and_what_to_do(tmp_path: Path
     environ = {"JAVA_HOME": str(tmp_path / "old"), "PATH": str(broken.parent)}
     with pytest.raises(ConfigError) as caught:
         java.find_java(environ)
-    said = str(caught.value)
-    assert "is Java 11" in said and f"{broken} does not run" in said
-    assert "pip install 'cosmodrome[spark]'" in said and "JAVA_HOME" in said
+    text = str(caught.value)
+    assert "is Java 11" in text and f"{broken} does not run" in text
+    assert "pip install 'cosmodrome[spark]'" in text and "JAVA_HOME" in text
 
 
 def test_the_bundled_runtime_is_the_last_resort(tmp_path: Path) -> None:
@@ -95,12 +95,10 @@ def test_the_shim_drops_one_flag_in_both_forms_and_keeps_every_other_word(tmp_pa
     echo.write_text('#!/bin/sh\nfor word in "$@"; do printf "%s\\n" "<$word>"; done\n')
     echo.chmod(0o755)
     home = java.shim_home(str(echo), str(tmp_path / "cache"))
-    words = [
-        *("-Xmx1g", f"--add-modules={java.MISSING_MODULE}", "-Da=b c", "--add-modules"),
-        *(java.MISSING_MODULE, "--add-modules", "java.sql", "", "*", "--add-modules"),
-    ]
-    done = subprocess.run([f"{home}/bin/java", *words], capture_output=True, text=True, check=True)
+    missing = java.MISSING_MODULE
     kept = ["-Xmx1g", "-Da=b c", "--add-modules", "java.sql", "", "*", "--add-modules"]
+    words = [kept[0], f"--add-modules={missing}", kept[1], "--add-modules", missing, *kept[2:]]
+    done = subprocess.run([f"{home}/bin/java", *words], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"<{word}>" for word in kept]
 
 

@@ -22,16 +22,16 @@ def struct(fields: Fields) -> StructType:
     return StructType.fromJson(_kind(fields))
 
 
-def _kind(given: Any) -> Any:
-    if isinstance(given, dict):
+def _kind(value: Any) -> Any:
+    if isinstance(value, dict):
         fields = [
             {"name": name, "type": _kind(kind), "nullable": True, "metadata": {}}
-            for name, kind in given.items()
+            for name, kind in value.items()
         ]
         return {"type": "struct", "fields": fields}
-    if isinstance(given, list):
-        return {"type": "array", "elementType": _kind(given[0]), "containsNull": True}
-    return given
+    if isinstance(value, list):
+        return {"type": "array", "elementType": _kind(value[0]), "containsNull": True}
+    return value
 
 
 def grown(*steps: Fields) -> ValueSchema:

@@ -11,7 +11,7 @@ import pytest
 
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import DirectoryInUse, StoreCorrupt
-from cosmodrome.spark.lake_lock import BEAT_MS, SILENT_MS, LakeLock
+from cosmodrome.spark.lake.lock import BEAT_MS, SILENT_MS, LakeLock
 
 
 class Files:
@@ -42,8 +42,8 @@ class Clock:
 
 
 def lock(files: Files, clock: Clock) -> LakeLock:
-    given: Any = files
-    return LakeLock(given, "lock", dataclasses.replace(real_env(), clock=clock))
+    fake_files: Any = files
+    return LakeLock(fake_files, "lock", dataclasses.replace(real_env(), clock=clock))
 
 
 def test_the_second_is_refused_until_the_first_lets_go() -> None:

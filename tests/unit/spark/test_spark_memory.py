@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from cosmodrome.spark.memory import keep_freed_memory, settle_worker
+from cosmodrome.spark.runtime.memory import freeze_worker, keep_freed_memory
 
 FAULTS = """
 import resource, sys
-from cosmodrome.spark.memory import keep_freed_memory
+from cosmodrome.spark.runtime.memory import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -40,17 +40,17 @@ def test_pages_are_not_cleared_again_and_again() -> None:
 
 SETTLED = """
 import gc, sys, types
-from cosmodrome.spark.memory import settle_worker
+from cosmodrome.spark.runtime.memory import freeze_worker
 sys.modules["__main__"].__spec__ = types.SimpleNamespace(name=sys.argv[1])
-print(settle_worker(), gc.get_freeze_count() > 1000)
+print(freeze_worker(), gc.get_freeze_count() > 1000)
 """
 
 
 def test_what_is_loaded_is_left_out_of_collections_in_workers_only() -> None:
-    def said(program: str) -> str:
+    def printed(program: str) -> str:
         words = [sys.executable, "-c", SETTLED, program]
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
-    assert said("pyspark.daemon") == "True True"
-    assert said("notebook") == "False False"
-    assert settle_worker() is False
+    assert printed("pyspark.daemon") == "True True"
+    assert printed("notebook") == "False False"
+    assert freeze_worker() is False

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from cosmodrome.errors import ConfigError
-from cosmodrome.spark.options import Connection, ReadOptions
-from cosmodrome.spark.rows import COLUMNS
+from cosmodrome.spark.read.options import Connection, ReadOptions
+from cosmodrome.spark.read.rows import COLUMNS
 from cosmodrome.wire.bodies import MessageQueue
 
 
@@ -100,15 +100,15 @@ def test_a_store_needs_no_topic() -> None:
         ({"subscribe": "a", "subscribePattern": "b"}, "exclude each other"),
         ({"subscibe": "a"}, "did you mean subscribe?"),
         ({"subscribe": "a b"}, "characters that are not allowed"),
-        ({"subscribePattern": "("}, "no regular expression"),
-        ({"assign": '{"t": {"b": []}}'}, "no list of queue numbers"),
-        ({"assign": "t"}, "no JSON"),
+        ({"subscribePattern": "("}, "not a regular expression"),
+        ({"assign": '{"t": {"b": []}}'}, "not a list of queue numbers"),
+        ({"assign": "t"}, "is not JSON"),
         ({"subscribe": "a", "columns": "nope"}, "no column is called nope"),
         ({"subscribe": "a", "columns": "body,_corrupt_record"}, "only with storePath"),
         ({"subscribe": "a", "startingOffsets": "first"}, "earliest, latest or JSON"),
-        ({"subscribe": "a", "startingOffsets": '{"a": 3}'}, "no JSON object"),
+        ({"subscribe": "a", "startingOffsets": '{"a": 3}'}, "not a JSON object"),
         ({"subscribe": "a", "startingOffsets": '{"a": {"b": {"0": -3}}}'}, "-2 for earliest"),
-        ({"subscribe": "a", "startingOffsets": '{"a": {"b": {"x": 3}}}'}, "no queue number"),
+        ({"subscribe": "a", "startingOffsets": '{"a": {"b": {"x": 3}}}'}, "not a queue number"),
         ({"subscribe": "a", "endingOffsets": "earliest"}, "would read nothing"),
         ({"subscribe": "a", "endingOffsets": '{"a": {"b": {"0": -2}}}'}, "would read nothing"),
         ({"subscribe": "a", "startingTimestamp": "noon"}, "ISO 8601"),

@@ -11,7 +11,7 @@ import pytest
 from cosmodrome.errors import ConfigError
 from cosmodrome.spark.jobs import output
 from cosmodrome.spark.jobs.query import _limit, _topic_name
-from cosmodrome.spark.views import Place, missing_name, quoted
+from cosmodrome.spark.views import TableSource, missing_name, quoted
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_a_name_is_quoted() -> None:
 
 def test_places_that_make_no_sense() -> None:
     with pytest.raises(ConfigError, match="read alone"):
-        Place(store="/s", archive="/a")
+        TableSource(store="/s", archive="/a")
     with pytest.raises(ConfigError, match="nothing to read"):
-        Place()
+        TableSource()
     with pytest.raises(ConfigError, match="no topic has such a name"):
-        Place(store="/s")._topic(None, "a b")  # type: ignore[arg-type]
+        TableSource(store="/s")._topic(None, "a b")  # type: ignore[arg-type]
 
 
 def test_limits_and_names_of_the_command() -> None:

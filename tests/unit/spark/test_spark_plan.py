@@ -24,9 +24,17 @@ from pyspark.sql.datasource import (
     StringContains,
 )
 
-from cosmodrome.spark.offsets import from_json, to_json
-from cosmodrome.spark.plan import Range, cut, loss_text, resolve, settle, within_bytes, within_rows
-from cosmodrome.spark.pushdown import TIME_MARGIN_MS, Wanted
+from cosmodrome.spark.read.offsets import from_json, to_json
+from cosmodrome.spark.read.plan import (
+    Range,
+    clamp,
+    cut,
+    loss_text,
+    resolve,
+    within_bytes,
+    within_rows,
+)
+from cosmodrome.spark.read.pushdown import TIME_MARGIN_MS, PushedFilters
 from cosmodrome.wire.bodies import MessageQueue
 
 
@@ -47,15 +55,15 @@ def test_json_of_offsets_is_sorted_and_comes_back() -> None:
 def test_resolve() -> None:
     assert resolve("earliest", BOUNDS, unlisted="latest") == {queue(0): 10, queue(1): 0}
     assert resolve("latest", BOUNDS, unlisted="latest") == {queue(0): 20, queue(1): 5}
-    place = {queue(0): -1, queue(7): 3, queue(8): -2}
-    assert resolve(place, BOUNDS, unlisted="earliest") == {queue(0): 20, queue(1): 0, queue(7): 3}
+    option = {queue(0): -1, queue(7): 3, queue(8): -2}
+    assert resolve(option, BOUNDS, unlisted="earliest") == {queue(0): 20, queue(1): 0, queue(7): 3}
 
 
 def test_settle_moves_into_bounds_and_says_what_is_lost() -> None:
-    settled, losses = settle({queue(0): 4, queue(1): 9, queue(2): 1}, BOUNDS)
-    assert settled == {queue(0): 10, queue(1): 5}
+    clamped, losses = clamp({queue(0): 4, queue(1): 9, queue(2): 1}, BOUNDS)
+    assert clamped == {queue(0): 10, queue(1): 5}
     assert ["expired" in losses[0], "ends at 5" in losses[1], "gone" in losses[2]] == [True] * 3
-    assert settle({queue(0): 10, queue(1): 5}, BOUNDS) == ({queue(0): 10, queue(1): 5}, [])
+    assert clamp({queue(0): 10, queue(1): 5}, BOUNDS) == ({queue(0): 10, queue(1): 5}, [])
     assert loss_text([str(number) for number in range(7)]) == "0; 1; 2; 3; 4; and 2 more"
 
 
@@ -125,35 +133,35 @@ def test_long_queues_are_cut_into_even_pieces() -> None:
     ]
 
 
-def wanted(*filters: Filter) -> tuple[Wanted, list[Filter]]:
-    bounds = Wanted()
+def pushed(*filters: Filter) -> tuple[PushedFilters, list[Filter]]:
+    bounds = PushedFilters()
     return bounds, bounds.take(filters)
 
 
 def test_push_down_of_topics_brokers_and_queues() -> None:
-    given = [
+    filters = [
         IsNotNull(("topic",)),
         EqualTo(("topic",), "t"),
         In(("queue_id",), (0, 1)),
         In(("queue_id",), (1, 2)),
         EqualTo(("broker",), "b"),
     ]
-    bounds, residual = wanted(*given)
+    bounds, residual = pushed(*filters)
     assert residual == []
-    assert bounds.wants(queue(1)) and not bounds.wants(queue(0))
-    assert not bounds.wants(queue(1, "u")) and not bounds.wants(queue(1, "t", "c"))
+    assert bounds.admits(queue(1)) and not bounds.admits(queue(0))
+    assert not bounds.admits(queue(1, "u")) and not bounds.admits(queue(1, "t", "c"))
 
 
 def test_push_down_of_offsets() -> None:
     offset = ("queue_offset",)
-    bounds, residual = wanted(GreaterThan(offset, 3), LessThanOrEqual(offset, 9))
+    bounds, residual = pushed(GreaterThan(offset, 3), LessThanOrEqual(offset, 9))
     assert (bounds.low, bounds.high, residual) == (4, 10, [])
-    bounds, _ = wanted(GreaterThanOrEqual(offset, 3), LessThan(offset, 9))
+    bounds, _ = pushed(GreaterThanOrEqual(offset, 3), LessThan(offset, 9))
     assert (bounds.low, bounds.high) == (3, 9)
-    bounds, _ = wanted(EqualTo(offset, 5))
+    bounds, _ = pushed(EqualTo(offset, 5))
     assert (bounds.low, bounds.high) == (5, 6)
     among = In(offset, (7, 4))
-    bounds, residual = wanted(among)
+    bounds, residual = pushed(among)
     assert (bounds.low, bounds.high, residual) == (4, 8, [among])
 
 
@@ -164,7 +172,7 @@ def test_times_are_hints_with_a_margin() -> None:
         GreaterThan(("store_time",), moment),
         LessThan(("store_time",), moment + datetime.timedelta(seconds=1)),
     ]
-    bounds, residual = wanted(*filters)
+    bounds, residual = pushed(*filters)
     assert residual == filters
     assert (bounds.since_ms, bounds.until_ms) == (ms, ms + 1001)
     assert bounds.since_floor_ms == ms - TIME_MARGIN_MS
@@ -181,6 +189,6 @@ def test_what_is_not_understood_stays_with_spark() -> None:
         GreaterThan(("queue_id",), 3),
         EqualTo(("topic",), None),
     ]
-    bounds, residual = wanted(*filters)
+    bounds, residual = pushed(*filters)
     assert residual == filters
-    assert bounds == Wanted()
+    assert bounds == PushedFilters()

@@ -19,17 +19,18 @@ def test_the_list_and_the_homes_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    "first", ["", "import cosmodrome.spark.session, cosmodrome.spark.table", "import pyspark"]
+    "first",
+    ["", "import cosmodrome.spark.runtime.session, cosmodrome.spark.lake.table", "import pyspark"],
 )
 def test_names_are_callable_also_where_a_module_has_the_same(first: str) -> None:
     """A module `session` beside the function must not take its place."""
     code = f"""{first}
 from cosmodrome.spark import {", ".join(package.__all__)}
 assert all(map(callable, ({", ".join(package.__all__)})))
-import cosmodrome.spark.session
+import cosmodrome.spark.runtime.session
 from cosmodrome.spark import session
 assert callable(session), session
-from cosmodrome.spark.session import is_local
+from cosmodrome.spark.runtime.session import is_local
 assert is_local("local[2]")
 """
     done = subprocess.run(

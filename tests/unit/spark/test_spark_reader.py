@@ -10,17 +10,24 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from live_kit import another_broker, connection, dead_address, queue_of, send, send_all
+from tests.unit.spark.live_kit import (
+    another_broker,
+    connection,
+    dead_address,
+    queue_of,
+    send,
+    send_all,
+)
 
 from cosmodrome import Message
 from cosmodrome.blocking import Node, Producer, embedded
 from cosmodrome.errors import Refused
 from cosmodrome.spark import links
 from cosmodrome.spark.cluster import Cluster
-from cosmodrome.spark.options import ReadOptions
-from cosmodrome.spark.plan import DataLoss, Range
-from cosmodrome.spark.reader import read_range
-from cosmodrome.spark.rows import COLUMNS, arrow_schema
+from cosmodrome.spark.read.options import ReadOptions
+from cosmodrome.spark.read.plan import DataLoss, Range
+from cosmodrome.spark.read.reader import read_range
+from cosmodrome.spark.read.rows import COLUMNS, arrow_schema
 from cosmodrome.wire.commands import DeleteExpiredCommitlog
 
 
@@ -187,7 +194,7 @@ def test_expired_messages(cosmo_topic: str) -> None:
         send_all(node.namesrv, [Message(cosmo_topic, os.urandom(1_000)) for _ in range(300)])
         with Cluster(connection(node.namesrv)) as cluster:
             link = links.take(node.broker_address, connection(node.namesrv))
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             queue = queue_of(cosmo_topic)
             while cluster.bounds([queue])[queue][0] == 0 and time.monotonic() < deadline:
                 link.call(DeleteExpiredCommitlog(), 10_000)

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
-from live_kit import connection, dead_address, queue_of, send
 from tests.plain_peer import Peer, Relay, answer
+from tests.unit.spark.live_kit import connection, dead_address, queue_of, send
 
 from cosmodrome.blocking import Node, embedded
 from cosmodrome.errors import Code, Refused, Unreachable
 from cosmodrome.spark import links
-from cosmodrome.spark.options import ReadOptions
-from cosmodrome.spark.plan import DataLoss, Range
-from cosmodrome.spark.reader import DamagedMessage, LookupFailed, read_range
-from cosmodrome.spark.repeats import MARK
+from cosmodrome.spark.read.options import ReadOptions
+from cosmodrome.spark.read.plan import DataLoss, Range
+from cosmodrome.spark.read.reader import DamagedRecord, LookupFailed, read_range
+from cosmodrome.spark.write.repeats import MARK
 from cosmodrome.wire.commands import CheckClientConfig, SendMessage
 from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.message import format_properties, pack_host
@@ -42,7 +42,7 @@ def no_kept_connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def options(namesrv: str, *, retries: int = 0, **more: object) -> ReadOptions:
     base = ReadOptions(
-        connection=connection(namesrv, retries=retries, timeout_ms=2_000),
+        connection=connection(namesrv, retries=retries, timeout_ms=60_000),
         columns=("queue_offset", "body"),
     )
     return dataclasses.replace(base, **more)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def test_damage_that_stays_is_named(node: Node, cosmo_topic: str) -> None:
     change = lambda number, data: data.replace(b"m17", b"m71")  # noqa: E731
     with Relay(node.broker_address, change) as relay:
         span = Range(queue_of(cosmo_topic), 0, 60, (relay.address,))
-        with pytest.raises(DamagedMessage, match=rf"{cosmo_topic}.*offset 17 .*checksum"):
+        with pytest.raises(DamagedRecord, match=rf"{cosmo_topic}.*offset 17 .*checksum"):
             read(span, options(node.namesrv))
         before = dataclasses.replace(span, end=17)
         assert read(before, options(node.namesrv)) == expected(0, 17)
@@ -259,9 +259,9 @@ def test_answers_of_any_size_in_any_order(seed: int) -> None:
         assert read(span, wanted) == expected(span.start, span.end)
 
 
-@pytest.mark.parametrize("given", [1, 8, 32, 500])
-def test_a_broker_that_gives_more_than_asked(given: int) -> None:
-    with shelf(range(2_000), count=lambda _, asked: given) as peer:
+@pytest.mark.parametrize("answered", [1, 8, 32, 500])
+def test_a_broker_that_gives_more_than_asked(answered: int) -> None:
+    with shelf(range(2_000), count=lambda _, asked: answered) as peer:
         span = Range(queue_of(TOPIC), 11, 1_500, (peer.address,))
         assert read(span, options("h:1")) == expected(11, 1_500)
 
@@ -293,9 +293,9 @@ def test_expired_offsets(caplog: pytest.LogCaptureFixture) -> None:
         span = Range(queue_of(TOPIC), 10, 80, (peer.address,))
         with pytest.raises(DataLoss) as raised:
             read(span, options("h:1"))
-        said = str(raised.value)
+        text = str(raised.value)
         for part in (TOPIC, "embedded", "offset 10", "40 (expired)", "failOnDataLoss=false"):
-            assert part in said
+            assert part in text
         with caplog.at_level(logging.WARNING):
             assert read(span, options("h:1", fail_on_data_loss=False)) == expected(40, 80)
         assert "skipped to offset 40" in caplog.text
@@ -363,7 +363,7 @@ def test_a_compressed_body_that_is_damaged() -> None:
 
     with Peer(respond) as peer:
         span = Range(queue_of(TOPIC), 5, 6, (peer.address,))
-        with pytest.raises(DamagedMessage, match=r"offset 5 .*compressed body"):
+        with pytest.raises(DamagedRecord, match=r"offset 5 .*compressed body"):
             read(span, options("h:1"))
         assert len(peer.requests) == 2
         # Nobody looks at bodies that nobody asked for.

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cosmodrome.errors import ConfigError, StoreCorrupt
-from cosmodrome.spark import replaying
-from cosmodrome.spark.replaying import (
+from cosmodrome.spark.lake import replaying
+from cosmodrome.spark.lake.replaying import (
     Bucket,
     Day,
     ReplayPlan,

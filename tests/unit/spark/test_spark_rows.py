@@ -11,18 +11,19 @@ from tests.goldens import Golden, each_golden
 
 from cosmodrome.errors import ConfigError
 from cosmodrome.layout import SYS_BORN_V6, SYS_COMPRESSED, SYS_ZSTD
-from cosmodrome.spark import rows
-from cosmodrome.speed import arrow_pure, columnar
+from cosmodrome.spark.read import rows
+from cosmodrome.speed import arrow
+from cosmodrome.speed.arrow import pure as arrow_pure
 from cosmodrome.wire.message import compress, decompress, pack_host, unpack_host
 from cosmodrome.wire.record import Record, decode_records, encode_record
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 BUILDERS: list[Any] = [arrow_pure.ColumnBuilder]
-if columnar.ColumnBuilder is not arrow_pure.ColumnBuilder:
-    BUILDERS.append(columnar.ColumnBuilder)
+if arrow.ColumnBuilder is not arrow_pure.ColumnBuilder:
+    BUILDERS.append(arrow.ColumnBuilder)
 
 
-def said(record: Record, broker: str | None) -> dict[str, Any]:
+def row_of(record: Record, broker: str | None) -> dict[str, Any]:
     """A row as the value of the record says it."""
     pairs = record.pairs()
     ip, port = unpack_host(record.born_host)
@@ -51,7 +52,7 @@ def said(record: Record, broker: str | None) -> dict[str, Any]:
 def batch_of(builder: Any, data: bytes, columns: tuple[str, ...], **rest: Any) -> pa.RecordBatch:
     built = builder(columns, **rest)
     _, stop = built.add(data, 0, len(data))
-    assert stop in (columnar.STOP_END, columnar.STOP_BLANK, columnar.STOP_EMPTY), built.fault
+    assert stop in (arrow.STOP_END, arrow.STOP_BLANK, arrow.STOP_EMPTY), built.fault
     count, buffers, _ = built.take()
     found = rows.batch(count, buffers, columns)
     found.validate(full=True)
@@ -68,9 +69,23 @@ def some(count: int) -> bytes:
         ]
         out += encode_record(
             Record(
-                *(0, 0, 0, n % 3, n, n, len(out), sys_flag, 1_000_000 * n, born, n),
-                *(pack_host("10.0.0.2", 10911), n % 5, 0, compress(bytes(n), sys_flag)),
-                *(f"Topic{n % 2}", text),
+                size=0,
+                magic=0,
+                body_crc=0,
+                queue_id=n % 3,
+                flag=n,
+                queue_offset=n,
+                log_offset=len(out),
+                sys_flag=sys_flag,
+                born_ms=1_000_000 * n,
+                born_host=born,
+                store_ms=n,
+                store_host=pack_host("10.0.0.2", 10911),
+                reconsume_times=n % 5,
+                prepared_offset=0,
+                body=compress(bytes(n), sys_flag),
+                topic=f"Topic{n % 2}",
+                properties=text,
             )
         )
     return bytes(out)
@@ -83,7 +98,7 @@ def test_a_batch_is_what_the_records_say(builder: Any, broker: str | None, count
     data = some(count)
     found = batch_of(builder, data, rows.COLUMNS, broker=broker)
     assert found.schema == rows.arrow_schema()
-    assert found.to_pylist() == [said(record, broker) for record in decode_records(data)]
+    assert found.to_pylist() == [row_of(record, broker) for record in decode_records(data)]
 
 
 @pytest.mark.parametrize("builder", BUILDERS)
@@ -95,7 +110,7 @@ def test_recorded_stores(builder: Any, golden: Golden) -> None:
         built = builder((), rows_max=1 << 20)
         end, _ = built.add(data, 0, len(data))
         found = batch_of(builder, data, rows.COLUMNS, rows_max=1 << 20)
-        assert found.to_pylist() == [said(record, None) for record in decode_records(data[:end])]
+        assert found.to_pylist() == [row_of(record, None) for record in decode_records(data[:end])]
         seen += found.num_rows
     assert seen > 50
 
@@ -106,17 +121,17 @@ def test_each_column_alone(builder: Any, name: str) -> None:
     data = some(11)
     found = batch_of(builder, data, (name,))
     assert found.schema == rows.arrow_schema((name,))
-    assert found.column(0).to_pylist() == [said(r, None)[name] for r in decode_records(data)]
+    assert found.column(0).to_pylist() == [row_of(r, None)[name] for r in decode_records(data)]
 
 
 def test_the_order_is_the_caller_s() -> None:
-    found = batch_of(columnar.ColumnBuilder, some(3), ("flag", "topic", "properties"))
+    found = batch_of(arrow.ColumnBuilder, some(3), ("flag", "topic", "properties"))
     assert found.schema.names == ["flag", "topic", "properties"]
 
 
 def test_damage_has_a_column() -> None:
     columns = ("queue_offset", "body", "properties")
-    built = columnar.ColumnBuilder(columns)
+    built = arrow.ColumnBuilder(columns)
     data = some(3)
     built.add(data, 0, len(data))
     count, buffers, _ = built.take()

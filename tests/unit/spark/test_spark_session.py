@@ -1,4 +1,4 @@
-"""`spark/session.py` and `spark/delta.py` as far as no JVM is needed: what would be set."""
+"""The session and Delta Lake as far as no JVM is needed: what would be set."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 pyspark = pytest.importorskip("pyspark")
 
 from cosmodrome.errors import ConfigError  # noqa: E402
-from cosmodrome.spark import delta  # noqa: E402
 from cosmodrome.spark.jobs.jars import by_hand, fetch  # noqa: E402
-from cosmodrome.spark.python import end_daemons, unzipped_python  # noqa: E402
+from cosmodrome.spark.runtime import delta  # noqa: E402
+from cosmodrome.spark.runtime.python import end_daemons, unzipped_python  # noqa: E402
 
-session = importlib.import_module("cosmodrome.spark.session")
+session = importlib.import_module("cosmodrome.spark.runtime.session")
 
 
 def test_an_old_pyspark_is_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,10 +49,10 @@ def test_a_local_session_listens_on_loopback_only() -> None:
 
 def test_arrow_in_java_does_not_check_each_value_again() -> None:
     settings = session._common()
-    for place in ("spark.driver.extraJavaOptions", "spark.executor.defaultJavaOptions"):
-        said = settings[place].split()
-        assert "-Darrow.enable_unsafe_memory_access=true" in said
-        assert "-Darrow.enable_null_check_for_get=false" in said
+    for name in ("spark.driver.extraJavaOptions", "spark.executor.defaultJavaOptions"):
+        options = settings[name].split()
+        assert "-Darrow.enable_unsafe_memory_access=true" in options
+        assert "-Darrow.enable_null_check_for_get=false" in options
     assert f"-Dlog4j2.configurationFile=file:{session.LOGGING}" in (
         settings["spark.driver.extraJavaOptions"].split()
     )
@@ -80,9 +80,9 @@ def test_workers_of_a_local_session_run_this_python(monkeypatch: pytest.MonkeyPa
 
 
 def _output(*words: str, **environ: str) -> str:
-    told = {**os.environ, **environ}
+    variables = {**os.environ, **environ}
     return subprocess.run(
-        words, env=told, check=True, capture_output=True, text=True
+        words, env=variables, check=True, capture_output=True, text=True
     ).stdout.strip()
 
 
@@ -190,13 +190,13 @@ def test_jars_are_found_in_spark_and_in_a_maven_repository(tmp_path: Path) -> No
 
 def test_named_jars_win_and_are_checked(tmp_path: Path) -> None:
     jar(tmp_path / "mine", "delta-spark_4.3_2.13-5.0.jar", "delta-storage-5.0.jar")
-    given = environ(tmp_path, COSMODROME_DELTA_JARS=str(tmp_path / "mine"))
-    assert len(delta.find_jars("4.3.0", given).paths) == 2
-    assert "is for Spark 4.3, this is 4.2" in delta.find_jars("4.2.0", given).why
-    given["COSMODROME_DELTA_JARS"] = str(tmp_path / "nowhere")
-    assert "does not exist" in delta.find_jars("4.3.0", given).why
-    given["COSMODROME_DELTA_JARS"] = str(tmp_path / "mine" / "delta-storage-5.0.jar")
-    assert "names no delta-spark" in delta.find_jars("4.3.0", given).why
+    values = environ(tmp_path, COSMODROME_DELTA_JARS=str(tmp_path / "mine"))
+    assert len(delta.find_jars("4.3.0", values).paths) == 2
+    assert "is for Spark 4.3, this is 4.2" in delta.find_jars("4.2.0", values).why
+    values["COSMODROME_DELTA_JARS"] = str(tmp_path / "nowhere")
+    assert "does not exist" in delta.find_jars("4.3.0", values).why
+    values["COSMODROME_DELTA_JARS"] = str(tmp_path / "mine" / "delta-storage-5.0.jar")
+    assert "names no delta-spark" in delta.find_jars("4.3.0", values).why
 
 
 def test_delta_joins_the_jars_and_extensions_that_are_asked_for(
@@ -204,14 +204,14 @@ def test_delta_joins_the_jars_and_extensions_that_are_asked_for(
 ) -> None:
     jar(tmp_path, "delta-spark_4.2_2.13-4.4.0.jar")
     monkeypatch.setenv("COSMODROME_DELTA_JARS", str(tmp_path))
-    given = {"spark.jars": "a.jar", "spark.sql.extensions": "my.Extension"}
-    made = session._delta("4.2.1", None, given)
+    values = {"spark.jars": "a.jar", "spark.sql.extensions": "my.Extension"}
+    made = session._delta("4.2.1", None, values)
     assert made["spark.jars"] == f"a.jar,{tmp_path}/delta-spark_4.2_2.13-4.4.0.jar"
     assert made["spark.sql.extensions"] == f"my.Extension,{delta.EXTENSION}"
-    assert session._delta("4.2.1", False, given) == {}
-    assert session._delta("4.3.0", None, given) == {}
+    assert session._delta("4.2.1", False, values) == {}
+    assert session._delta("4.3.0", None, values) == {}
     with pytest.raises(ConfigError, match=r"is for Spark 4\.2, this is 4\.3"):
-        session._delta("4.3.0", True, given)
+        session._delta("4.3.0", True, values)
 
 
 def test_jars_are_fetched_one_by_one_and_tried_again(tmp_path: Path) -> None:

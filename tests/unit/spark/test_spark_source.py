@@ -11,9 +11,9 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import IntegerType, MapType, StringType, StructField, StructType
 
 from cosmodrome.errors import ConfigError
-from cosmodrome.spark.options import ReadOptions
-from cosmodrome.spark.rows import COLUMNS, NEVER_NULL
-from cosmodrome.spark.source import RocketMQSource, honour
+from cosmodrome.spark.read.options import ReadOptions
+from cosmodrome.spark.read.rows import COLUMNS, NEVER_NULL
+from cosmodrome.spark.source import RocketMQSource, fit_schema
 
 LIVE = {"namesrv": "127.0.0.1:9876", "subscribe": "orders"}
 
@@ -33,7 +33,7 @@ def test_only_tags_and_keys_of_a_topic_may_be_null(tmp_path: Path) -> None:
 def test_batches_are_declared_as_the_schema_is() -> None:
     options = ReadOptions.parse(LIVE)
     assert options.required == NEVER_NULL
-    assert honour(RocketMQSource(LIVE).schema(), options).required == NEVER_NULL
+    assert fit_schema(RocketMQSource(LIVE).schema(), options).required == NEVER_NULL
     text = StringType()
     own = StructType(
         [
@@ -42,7 +42,7 @@ def test_batches_are_declared_as_the_schema_is() -> None:
             StructField("properties", MapType(text, text), True),
         ]
     )
-    found = honour(own, options)
+    found = fit_schema(own, options)
     assert found.columns == ("topic", "queue_id", "properties")
     assert found.required == {"queue_id"}
 
@@ -50,8 +50,8 @@ def test_batches_are_declared_as_the_schema_is() -> None:
 def test_not_null_is_refused_where_nulls_may_come(tmp_path: Path) -> None:
     tags = StructType([StructField("tags", StringType(), False)])
     with pytest.raises(ConfigError, match="column tags may be null; leave NOT NULL out"):
-        honour(tags, ReadOptions.parse(LIVE))
+        fit_schema(tags, ReadOptions.parse(LIVE))
     topic = StructType([StructField("topic", StringType(), False)])
-    assert honour(topic, ReadOptions.parse(LIVE)).required == {"topic"}
+    assert fit_schema(topic, ReadOptions.parse(LIVE)).required == {"topic"}
     with pytest.raises(ConfigError, match="column topic may be null"):
-        honour(topic, ReadOptions.parse({"storePath": str(tmp_path)}))
+        fit_schema(topic, ReadOptions.parse({"storePath": str(tmp_path)}))

@@ -7,29 +7,40 @@ import datetime
 import logging
 import os
 import random
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from tests.goldens import Golden, each_golden
-from tests.unit.spark.log_kit import FIRST_MS, Place, Sent, flip, make_log, overwrite
+from tests.unit.spark.log_kit import (
+    FIRST_MS,
+    HARMS,
+    Harm,
+    Sent,
+    StoredRecord,
+    flip,
+    harm_body,
+    harm_magic,
+    make_log,
+    overwrite,
+)
 
 import cosmodrome
 from cosmodrome.env.base import SegmentFile
 from cosmodrome.env.real import RealDisk
 from cosmodrome.errors import ConfigError, StoreCorrupt, StoreError
 from cosmodrome.layout import SYS_PREPARED
-from cosmodrome.spark import segments, splits
-from cosmodrome.spark.options import ReadOptions
-from cosmodrome.spark.rows import COLUMNS, arrow_schema
-from cosmodrome.spark.splits import plan_splits, read_split
-from cosmodrome.speed import arrow_pure
+from cosmodrome.spark.read import segments, splits
+from cosmodrome.spark.read.options import ReadOptions
+from cosmodrome.spark.read.rows import COLUMNS, arrow_schema
+from cosmodrome.spark.read.splits import plan_splits, read_split
+from cosmodrome.speed.arrow import ColumnBuilder
+from cosmodrome.speed.arrow import pure as arrow_pure
 
 TWINS: list[ModuleType] = [arrow_pure]
 try:
-    from cosmodrome.speed import arrow
+    from cosmodrome.speed.arrow import native as arrow
 
     TWINS.append(arrow)
 except ImportError:
@@ -45,13 +56,13 @@ def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(splits, "ColumnBuilder", request.param.ColumnBuilder)
 
 
-def options(path: Path, split_bytes: int = WIDE, **given: str) -> ReadOptions:
-    parsed = ReadOptions.parse({"storePath": str(path), **given})
+def options(path: Path, split_bytes: int = WIDE, **values: str) -> ReadOptions:
+    parsed = ReadOptions.parse({"storePath": str(path), **values})
     return dataclasses.replace(parsed, split_bytes=split_bytes)
 
 
-def read(path: Path, split_bytes: int = WIDE, **given: str) -> list[dict[str, Any]]:
-    chosen = options(path, split_bytes, **given)
+def read(path: Path, split_bytes: int = WIDE, **values: str) -> list[dict[str, Any]]:
+    chosen = options(path, split_bytes, **values)
     rows = []
     for split in plan_splits(chosen):
         for batch in read_split(split, chosen):
@@ -62,7 +73,7 @@ def read(path: Path, split_bytes: int = WIDE, **given: str) -> list[dict[str, An
     return rows
 
 
-def places_read(rows: list[dict[str, Any]]) -> list[int]:
+def offsets_read(rows: list[dict[str, Any]]) -> list[int]:
     return [row["commit_log_offset"] for row in rows if not row.get("_corrupt_record")]
 
 
@@ -131,37 +142,37 @@ async def test_our_own_store_while_the_broker_runs(tmp_path: Path) -> None:
 # --- ranges --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("split_bytes", [1, 17, 64, 91, 128, 200, 333, 1000, 2048, 5000])
 def test_every_record_once(tmp_path: Path, twin: None, split_bytes: int) -> None:
-    places = make_log(tmp_path / "commitlog", several(10 if split_bytes < 64 else 24), 700)
-    assert len({place.path for place in places}) > 2
+    records = make_log(tmp_path / "commitlog", several(10 if split_bytes < 64 else 24), 700)
+    assert len({record.path for record in records}) > 2
     rows = read(tmp_path, split_bytes)
-    assert places_read(rows) == [place.log_offset for place in places]
+    assert offsets_read(rows) == [record.log_offset for record in records]
     assert not damages(rows)
 
 
 def test_a_log_directory_itself_is_fine_too(tmp_path: Path) -> None:
-    places = make_log(tmp_path / "log", several())
+    records = make_log(tmp_path / "log", several())
     (tmp_path / "log" / "notes.txt").write_text("not a segment")
-    assert len(read(tmp_path / "log")) == len(places)
+    assert len(read(tmp_path / "log")) == len(records)
 
 
 def test_a_log_whose_first_files_expired(tmp_path: Path) -> None:
-    places = make_log(tmp_path / "commitlog", several(), 2048)
-    places[0].path.unlink()
-    left = [place.log_offset for place in places if place.path.exists()]
-    assert places_read(read(tmp_path, mode="failFast")) == left
+    records = make_log(tmp_path / "commitlog", several(), 2048)
+    records[0].path.unlink()
+    left = [record.log_offset for record in records if record.path.exists()]
+    assert offsets_read(read(tmp_path, mode="failFast")) == left
 
 
 def test_files_made_ahead_are_not_the_log(tmp_path: Path) -> None:
-    places = make_log(tmp_path / "commitlog", several(), 4096)
-    base = int(places[-1].path.name)
+    records = make_log(tmp_path / "commitlog", several(), 4096)
+    base = int(records[-1].path.name)
     for ahead in (1, 2):
         (tmp_path / "commitlog" / f"{base + ahead * 4096:020d}").write_bytes(bytes(4096))
-    assert len(read(tmp_path, 500, mode="failFast")) == len(places)
+    assert len(read(tmp_path, 500, mode="failFast")) == len(records)
 
 
 def test_holes_are_not_planned(tmp_path: Path) -> None:
-    places = make_log(tmp_path / "commitlog", several(), 1 << 16)
-    path = places[-1].path
+    records = make_log(tmp_path / "commitlog", several(), 1 << 16)
+    path = records[-1].path
     data = path.read_bytes().rstrip(b"\0")
     path.write_bytes(data)
     os.truncate(path, 1 << 30)
@@ -170,7 +181,7 @@ def test_holes_are_not_planned(tmp_path: Path) -> None:
         pytest.skip("this file system does not tell holes")
     assert planned[0].end <= 1 << 16
     assert planned[0].file_bytes == 1 << 30
-    assert len(read(tmp_path, mode="failFast")) == len(places)
+    assert len(read(tmp_path, mode="failFast")) == len(records)
 
 
 def test_an_empty_log_has_no_rows(tmp_path: Path) -> None:
@@ -198,14 +209,14 @@ def test_more_rows_than_a_batch_holds(tmp_path: Path, twin: None) -> None:
 def test_a_last_record_cut_off_anywhere_is_no_damage(
     tmp_path: Path, twin: None, split_bytes: int
 ) -> None:
-    places = make_log(tmp_path / "commitlog", [Sent(body=b"12345")] * 4, 1024)
-    last = places[-1]
+    records = make_log(tmp_path / "commitlog", [Sent(body=b"12345")] * 4, 1024)
+    last = records[-1]
     for written in range(last.size - 1, -1, -1):
         if not last.path.read_bytes()[last.position + written]:
             continue  # as before
         overwrite(last.path, last.position + written, b"\0")
         rows = read(tmp_path, split_bytes, mode="failFast")
-        assert places_read(rows) == [place.log_offset for place in places[:-1]], written
+        assert offsets_read(rows) == [record.log_offset for record in records[:-1]], written
 
 
 def test_a_whole_last_record_without_properties_is_read(tmp_path: Path, twin: None) -> None:
@@ -220,11 +231,11 @@ def test_a_whole_last_record_without_properties_is_read(tmp_path: Path, twin: No
 
 def test_the_log_may_grow_between_two_batches(tmp_path: Path, monkeypatch: Any) -> None:
     """The second half is written while the first is read: a prefix comes, and no damage."""
-    places = make_log(tmp_path / "commitlog", several(), 1 << 16)
-    half = places[len(places) // 2]
+    records = make_log(tmp_path / "commitlog", several(), 1 << 16)
+    half = records[len(records) // 2]
     whole = half.path.read_bytes()
     overwrite(half.path, half.position, bytes(len(whole) - half.position))
-    builder_of = splits.ColumnBuilder
+    builder_of = ColumnBuilder
 
     def small(*args: Any, **rest: Any) -> Any:
         return builder_of(*args, **rest, rows_max=2)
@@ -237,99 +248,25 @@ def test_the_log_may_grow_between_two_batches(tmp_path: Path, monkeypatch: Any) 
     overwrite(half.path, half.position, whole[half.position :])
     found += batches
     count = sum(batch.num_rows for batch in found)
-    assert len(places) // 2 <= count <= len(places)
+    assert len(records) // 2 <= count <= len(records)
 
 
 def test_zeros_before_records_are_damage_also_in_the_last_file(tmp_path: Path, twin: None) -> None:
-    places = make_log(tmp_path / "commitlog", several(6), 4096)
-    overwrite(places[2].path, places[2].position, bytes(places[2].size))
+    records = make_log(tmp_path / "commitlog", several(6), 4096)
+    overwrite(records[2].path, records[2].position, bytes(records[2].size))
     rows = read(tmp_path)
-    assert len(places_read(rows)) == 5
+    assert len(offsets_read(rows)) == 5
     (text,) = damages(rows)
     assert text.endswith(
-        f"at {places[2].position}: zeros where a record should begin;"
-        f" resumed at {places[3].position}"
+        f"at {records[2].position}: zeros where a record should begin;"
+        f" resumed at {records[3].position}"
     )
 
 
 # --- damage --------------------------------------------------------------------------------------
-Harm = Callable[[list[Place]], tuple[int, int]]  # hurts places[first:behind]
-
-
-def _body(places: list[Place]) -> tuple[int, int]:
-    flip(places[5].path, places[5].position + 89)
-    return 5, 6
-
-
-def _size(places: list[Place]) -> tuple[int, int]:
-    flip(places[5].path, places[5].position + 3)
-    return 5, 6
-
-
-def _huge_size(places: list[Place]) -> tuple[int, int]:
-    overwrite(places[5].path, places[5].position, b"\x70")
-    return 5, 6
-
-
-def _magic(places: list[Place]) -> tuple[int, int]:
-    flip(places[5].path, places[5].position + 5)
-    return 5, 6
-
-
-def _offset(places: list[Place]) -> tuple[int, int]:
-    flip(places[5].path, places[5].position + 35)
-    return 5, 6
-
-
-def _topic_length(places: list[Place]) -> tuple[int, int]:
-    record = places[5]
-    data = record.path.read_bytes()[record.position : record.position + record.size]
-    flip(record.path, record.position + data.index(b"\x02T2"))
-    return 5, 6
-
-
-def _zeroed(places: list[Place]) -> tuple[int, int]:
-    overwrite(places[5].path, places[5].position, bytes(places[5].size))
-    return 5, 6
-
-
-def _garbage(places: list[Place]) -> tuple[int, int]:
-    length = sum(place.size for place in places[4:7])
-    overwrite(places[4].path, places[4].position, random.Random(1).randbytes(length))
-    return 4, 7
-
-
-def _file_start(places: list[Place]) -> tuple[int, int]:
-    number = next(n for n, place in enumerate(places) if place.log_offset and not place.position)
-    overwrite(places[number].path, 0, b"\xff" * 100)
-    return number, number + 1
-
-
-def _file_end(places: list[Place]) -> tuple[int, int]:
-    """From the middle of a file that others follow to its end."""
-    number = next(n for n, place in enumerate(places) if place.log_offset and not place.position)
-    first = number - 2
-    size = places[first].path.stat().st_size
-    overwrite(places[first].path, places[first].position, bytes(size - places[first].position))
-    return first, number
-
-
-def _cut_short(places: list[Place]) -> tuple[int, int]:
-    number = next(n for n, place in enumerate(places) if place.log_offset and not place.position)
-    os.truncate(places[number - 2].path, places[number - 2].position)
-    return number - 2, number
-
-
-def _last(places: list[Place]) -> tuple[int, int]:
-    flip(places[-1].path, places[-1].position + 35)
-    return len(places) - 1, len(places)
-
-
-HARMS = [
-    *(_body, _size, _huge_size, _magic, _offset, _topic_length, _zeroed, _garbage),
-    *(_file_start, _file_end, _cut_short, _last),
-]
-each_harm = pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__[1:])
+each_harm = pytest.mark.parametrize(
+    "harm", HARMS, ids=lambda harm: harm.__name__.removeprefix("harm_")
+)
 
 
 def sent_for_harm() -> list[Sent]:
@@ -341,56 +278,55 @@ def sent_for_harm() -> list[Sent]:
 def test_permissive_has_one_row_per_damaged_place(
     tmp_path: Path, twin: None, harm: Harm, split_bytes: int
 ) -> None:
-    places = make_log(tmp_path / "commitlog", sent_for_harm(), 2048)
-    first, behind = harm(places)
+    records = make_log(tmp_path / "commitlog", sent_for_harm(), 2048)
+    first, behind = harm(records)
     rows = read(tmp_path, split_bytes, brokerName="b")
-    left = places[:first] + places[behind:]
-    assert places_read(rows) == [place.log_offset for place in left]
+    left = records[:first] + records[behind:]
+    assert offsets_read(rows) == [record.log_offset for record in left]
     (text,) = damages(rows)
-    assert text.startswith(f"{places[first].path} at {places[first].position}: ")
-    if behind == len(places):
+    assert text.startswith(f"{records[first].path} at {records[first].position}: ")
+    if behind == len(records):
         assert text.endswith("; no record follows")
-    elif places[behind].path == places[first].path:
-        assert text.endswith(f"; resumed at {places[behind].position}")
+    elif records[behind].path == records[first].path:
+        assert text.endswith(f"; resumed at {records[behind].position}")
     else:
-        assert text.endswith(f"; resumed at {places[behind].path.name} at 0")
+        assert text.endswith(f"; resumed at {records[behind].path.name} at 0")
     (row,) = [row for row in rows if row["_corrupt_record"]]
-    assert {name for name, value in row.items() if value is not None} == {
-        *("commit_log_offset", "broker", "_corrupt_record")
-    }
-    assert row["commit_log_offset"] == places[first].log_offset
+    known = {name for name, value in row.items() if value is not None}
+    assert known == {"commit_log_offset", "broker", "_corrupt_record"}
+    assert row["commit_log_offset"] == records[first].log_offset
 
 
 @each_harm
 def test_drop_malformed_says_it_once_in_the_log(
     tmp_path: Path, harm: Harm, caplog: pytest.LogCaptureFixture
 ) -> None:
-    places = make_log(tmp_path / "commitlog", sent_for_harm(), 2048)
-    first, behind = harm(places)
-    with caplog.at_level(logging.WARNING, "cosmodrome.spark.splits"):
+    records = make_log(tmp_path / "commitlog", sent_for_harm(), 2048)
+    first, behind = harm(records)
+    with caplog.at_level(logging.WARNING, "cosmodrome.spark.read.splits"):
         rows = read(tmp_path, 300, mode="dropMalformed")
-    assert len(rows) == len(places) - (behind - first)
+    assert len(rows) == len(records) - (behind - first)
     assert "_corrupt_record" not in rows[0]
     (line,) = caplog.messages
-    assert f"{places[first].path} at {places[first].position}: " in line
+    assert f"{records[first].path} at {records[first].position}: " in line
 
 
 @each_harm
 def test_fail_fast_names_file_and_position(tmp_path: Path, twin: None, harm: Harm) -> None:
-    places = make_log(tmp_path / "commitlog", sent_for_harm(), 2048)
-    first, _ = harm(places)
+    records = make_log(tmp_path / "commitlog", sent_for_harm(), 2048)
+    first, _ = harm(records)
     with pytest.raises(StoreCorrupt) as failed:
         read(tmp_path, 300, mode="failFast")
-    assert f"{places[first].path} at {places[first].position}: " in str(failed.value)
+    assert f"{records[first].path} at {records[first].position}: " in str(failed.value)
     assert "mode=permissive" in str(failed.value)
 
 
 def test_a_lost_file_is_said(tmp_path: Path) -> None:
-    places = make_log(tmp_path / "commitlog", sent_for_harm(), 1024)
-    files = sorted({place.path for place in places})
+    records = make_log(tmp_path / "commitlog", sent_for_harm(), 1024)
+    files = sorted({record.path for record in records})
     files[1].unlink()
     rows = read(tmp_path, 300)
-    assert len(places_read(rows)) == len([p for p in places if p.path != files[1]])
+    assert len(offsets_read(rows)) == len([p for p in records if p.path != files[1]])
     (text,) = damages(rows)
     assert text == (
         f"{files[0]} at 1024: the log from 1024 to 2048 is missing: a file was lost or cut short;"
@@ -399,8 +335,8 @@ def test_a_lost_file_is_said(tmp_path: Path) -> None:
 
 
 def test_a_file_of_zeros_between_others_is_damage(tmp_path: Path, twin: None) -> None:
-    places = make_log(tmp_path / "commitlog", sent_for_harm(), 1024)
-    files = sorted({place.path for place in places})
+    records = make_log(tmp_path / "commitlog", sent_for_harm(), 1024)
+    files = sorted({record.path for record in records})
     for hole in (False, True):
         if hole:
             os.truncate(files[1], 0)
@@ -414,11 +350,11 @@ def test_a_file_of_zeros_between_others_is_damage(tmp_path: Path, twin: None) ->
 def test_damage_over_many_ranges_and_lines_are_bounded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    places = make_log(tmp_path / "commitlog", [Sent(body=b"x" * 40)] * 1200, 1 << 18)
-    for place in places:
-        flip(place.path, place.position + 90)
+    records = make_log(tmp_path / "commitlog", [Sent(body=b"x" * 40)] * 1200, 1 << 18)
+    for record in records:
+        flip(record.path, record.position + 90)
     assert len(damages(read(tmp_path, 1 << 10))) == 1200
-    with caplog.at_level(logging.WARNING, "cosmodrome.spark.splits"):
+    with caplog.at_level(logging.WARNING, "cosmodrome.spark.read.splits"):
         assert read(tmp_path, mode="dropMalformed") == []
     assert len(caplog.messages) == splits.DAMAGE_LINES_MAX + 1
     assert caplog.messages[-1] == "1200 damaged places skipped in all"
@@ -427,46 +363,46 @@ def test_damage_over_many_ranges_and_lines_are_bounded(
 def test_without_the_column_damage_is_a_row_and_a_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    places = make_log(tmp_path / "commitlog", sent_for_harm(), 2048)
-    _magic(places)
-    with caplog.at_level(logging.WARNING, "cosmodrome.spark.splits"):
+    records = make_log(tmp_path / "commitlog", sent_for_harm(), 2048)
+    harm_magic(records)
+    with caplog.at_level(logging.WARNING, "cosmodrome.spark.read.splits"):
         rows = read(tmp_path, columns="topic,queue_id")
     assert [row for row in rows if row["topic"] is None] == [{"topic": None, "queue_id": None}]
     assert len(caplog.messages) == 1
 
 
 def test_unchecked_bodies_are_not_damage(tmp_path: Path, twin: None) -> None:
-    places = make_log(tmp_path / "commitlog", sent_for_harm(), 2048)
-    _body(places)
-    assert len(read(tmp_path, mode="failFast", checkCrc="false")) == len(places)
+    records = make_log(tmp_path / "commitlog", sent_for_harm(), 2048)
+    harm_body(records)
+    assert len(read(tmp_path, mode="failFast", checkCrc="false")) == len(records)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_harm_at_all(tmp_path: Path, twin: None, seed: int) -> None:
     """Random bytes anywhere: nothing raises, every untouched record comes once, in every cut."""
     chance = random.Random(seed)
-    places = make_log(tmp_path / "commitlog", several(30), 2048)
+    records = make_log(tmp_path / "commitlog", several(30), 2048)
     hurt: list[tuple[Path, int, int]] = []
     for _ in range(chance.randint(1, 4)):
-        path = chance.choice(places).path
+        path = chance.choice(records).path
         at, length = chance.randrange(2000), chance.choice((1, 4, 48, 300))
         data = chance.choice((bytes(length), chance.randbytes(length)))[: 2048 - at]
         overwrite(path, at, data)
         hurt.append((path, at, at + len(data)))
 
-    def untouched(place: Place) -> bool:
+    def untouched(record: StoredRecord) -> bool:
         return not any(
-            path == place.path and start < place.position + place.size and place.position < end
+            path == record.path and start < record.position + record.size and record.position < end
             for path, start, end in hurt
         )
 
     whole = read(tmp_path)
     for split_bytes in (120, 600):
         rows = read(tmp_path, split_bytes)
-        assert sorted(places_read(rows)) == sorted(places_read(whole))
+        assert sorted(offsets_read(rows)) == sorted(offsets_read(whole))
         assert sorted(damages(rows)) == sorted(damages(whole))
-    assert {p.log_offset for p in places if untouched(p)} <= set(places_read(whole))
-    assert len(set(places_read(whole))) == len(places_read(whole))
+    assert {p.log_offset for p in records if untouched(p)} <= set(offsets_read(whole))
+    assert len(set(offsets_read(whole))) == len(offsets_read(whole))
 
 
 # --- what is wanted ------------------------------------------------------------------------------
@@ -485,7 +421,7 @@ def mixed() -> list[Sent]:
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("filters", "bodies"),
     [
         ({}, "012348"),
         ({"includeSystem": "true"}, "012345678"),
@@ -513,11 +449,11 @@ def mixed() -> list[Sent]:
         ),
     ],
 )
-def test_filters(tmp_path: Path, twin: None, given: dict[str, str], wanted: str) -> None:
+def test_filters(tmp_path: Path, twin: None, filters: dict[str, str], bodies: str) -> None:
     make_log(tmp_path / "commitlog", mixed())
-    rows = read(tmp_path, 300, **given)
-    assert b"".join(row["body"] for row in rows).decode() == wanted
-    few = read(tmp_path, 300, columns="body", **given)
+    rows = read(tmp_path, 300, **filters)
+    assert b"".join(row["body"] for row in rows).decode() == bodies
+    few = read(tmp_path, 300, columns="body", **filters)
     assert few == [{"body": row["body"]} for row in rows]
 
 
@@ -537,7 +473,7 @@ def test_a_filter_does_not_ask_for_system_topics(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     from pyspark.sql.datasource import In
 
-    from cosmodrome.spark.pushdown import Wanted
+    from cosmodrome.spark.read.pushdown import PushedFilters
     from cosmodrome.spark.source import narrowed
 
     make_log(tmp_path / "commitlog", mixed())
@@ -545,9 +481,9 @@ def test_a_filter_does_not_ask_for_system_topics(tmp_path: Path) -> None:
         (("B", "rmq_sys_wheel_timer"), [b"2", b"3"]),
         (("rmq_sys_wheel_timer",), []),
     ):
-        wanted = Wanted()
-        list(wanted.take([In(("topic",), names)]))
-        chosen = narrowed(options(tmp_path), wanted)
+        filters = PushedFilters()
+        filters.take([In(("topic",), names)])
+        chosen = narrowed(options(tmp_path), filters)
         found = [
             row["body"]
             for split in plan_splits(chosen)
@@ -574,10 +510,10 @@ def test_ranges_that_are_far_too_small_are_refused(tmp_path: Path, monkeypatch: 
 
 
 def test_a_file_that_expires_before_it_is_read(tmp_path: Path) -> None:
-    places = make_log(tmp_path / "commitlog", mixed())
+    records = make_log(tmp_path / "commitlog", mixed())
     chosen = options(tmp_path)
     (split,) = plan_splits(chosen)
-    places[0].path.unlink()
+    records[0].path.unlink()
     with pytest.raises(StoreError, match="a broker removed it because it expired"):
         list(read_split(split, chosen))
 

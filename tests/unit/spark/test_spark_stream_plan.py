@@ -22,13 +22,13 @@ from pyspark.sql.streaming.datasource import (
 
 from cosmodrome.client.values import NoRoute
 from cosmodrome.errors import Code, ConfigError, Refused, Unreachable
-from cosmodrome.spark.offsets import Offsets, from_json, to_json, without_starts
-from cosmodrome.spark.options import ReadOptions
-from cosmodrome.spark.plan import DataLoss
-from cosmodrome.spark.pushdown import Wanted
-from cosmodrome.spark.sight import Lookout
-from cosmodrome.spark.stream import RangePartition, TopicStreamReader
-from cosmodrome.spark.subscription import batch_ranges
+from cosmodrome.spark.read.offsets import Offsets, from_json, to_json, without_starts
+from cosmodrome.spark.read.options import ReadOptions
+from cosmodrome.spark.read.plan import DataLoss
+from cosmodrome.spark.read.pushdown import PushedFilters
+from cosmodrome.spark.read.queue_watch import QueueWatch
+from cosmodrome.spark.read.stream import RangePartition, TopicStreamReader
+from cosmodrome.spark.read.subscription import batch_ranges
 from cosmodrome.wire.bodies import MessageQueue
 from cosmodrome.wire.names import SELF_TEST_TOPIC
 
@@ -104,10 +104,10 @@ def cluster() -> FakeCluster:
 
 
 def reader(cluster: FakeCluster, **options: str) -> TopicStreamReader:
-    given = {"namesrv": "a:1", "retries": "1", **options}
-    if not {"subscribe", "subscribePattern", "assign"} & given.keys():
-        given["subscribe"] = "t"
-    return TopicStreamReader(ReadOptions.parse(given), lambda _: cluster)
+    parsed_options = {"namesrv": "a:1", "retries": "1", **options}
+    if not {"subscribe", "subscribePattern", "assign"} & parsed_options.keys():
+        parsed_options["subscribe"] = "t"
+    return TopicStreamReader(ReadOptions.parse(parsed_options), lambda _: cluster)
 
 
 def latest(stream: TopicStreamReader, start: Offsets, limit: ReadLimit | None = None) -> Offsets:
@@ -133,8 +133,8 @@ def test_where_a_stream_begins(cluster: FakeCluster) -> None:
     assert from_json(reader(cluster, startingOffsets="earliest").initialOffset()) == FIRST
     timed = reader(cluster, startingTimestamp="7", startingOffsets="latest")
     assert from_json(timed.initialOffset()) == {**FIRST, queue(1): 7}
-    place = '{"t": {"b": {"0": 12, "1": -1}}}'
-    mixed = reader(cluster, startingOffsets=place)
+    offsets = '{"t": {"b": {"0": 12, "1": -1}}}'
+    mixed = reader(cluster, startingOffsets=offsets)
     assert from_json(mixed.initialOffset()) == {**FIRST, queue(0): 12, queue(1): 10}
     assign = reader(cluster, assign='{"t": {"b": [1]}}')
     assert from_json(assign.initialOffset()) == {queue(1): 10}
@@ -274,7 +274,7 @@ def test_loss_ends_the_query_or_is_skipped(
     assert end == (rest if bounds is None else {**rest, queue(0): bounds[1]})
     planned = ranges(careless, FIRST, end)
     assert (queue(1), 0, 10) in planned
-    # A queue that was made anew is not read from a place it does not have.
+    # A queue that was made anew is not read from an offset it does not have.
     assert all(low < high for _, low, high in planned)
 
 
@@ -317,28 +317,28 @@ def test_nobody_answers(cluster: FakeCluster) -> None:
     slept: list[float] = []
     cluster.out = {"b", "c"}
     with pytest.raises(Unreachable, match=r"no broker answers: b, c \(asked 4 times\)"):
-        Lookout(options, cluster, sleep=slept.append).look(FIRST)
+        QueueWatch(options, cluster, sleep=slept.append).look(FIRST)
     assert slept == [0.2, 0.4, 0.8]
 
     def come_back(seconds: float) -> None:
         cluster.out.clear()
 
-    assert Lookout(options, cluster, sleep=come_back).look(FIRST).bounds == cluster.table
+    assert QueueWatch(options, cluster, sleep=come_back).look(FIRST).bounds == cluster.table
     cluster.silent = {"b", "c"}
     with pytest.raises(Unreachable, match=r"no broker answers: b, c .*; b is silent; c is"):
-        Lookout(options, cluster, sleep=slept.append).look(FIRST)
+        QueueWatch(options, cluster, sleep=slept.append).look(FIRST)
 
 
 def test_a_silent_broker_is_asked_again_after_a_pause(cluster: FakeCluster) -> None:
     options = ReadOptions.parse({"namesrv": "a:1", "subscribe": "t"})
     clock = [100.0]
-    lookout = Lookout(options, cluster, now=lambda: clock[0])
+    watch = QueueWatch(options, cluster, now=lambda: clock[0])
     cluster.silent = {"c"}
-    assert lookout.look(FIRST).away == {queue(0, "t", "c")}
+    assert watch.look(FIRST).away == {queue(0, "t", "c")}
     cluster.silent.clear()
-    assert lookout.look(FIRST).away == {queue(0, "t", "c")}
+    assert watch.look(FIRST).away == {queue(0, "t", "c")}
     clock[0] += 11
-    assert lookout.look(FIRST).away == frozenset()
+    assert watch.look(FIRST).away == frozenset()
 
 
 def test_name_servers_may_be_down_for_a_while(cluster: FakeCluster) -> None:
@@ -391,9 +391,9 @@ def test_tasks_get_options_only(cluster: FakeCluster) -> None:
     assert pickle.loads(pickle.dumps(parts[0])).span == parts[0].span  # type: ignore[attr-defined]
 
 
-def batch(cluster: FakeCluster, wanted: Wanted | None = None, **options: str) -> Any:
+def batch(cluster: FakeCluster, filters: PushedFilters | None = None, **options: str) -> Any:
     parsed = ReadOptions.parse({"namesrv": "a:1", "subscribe": "t", **options})
-    return [(r.queue, r.start, r.end) for r in batch_ranges(parsed, cluster, wanted)]
+    return [(r.queue, r.start, r.end) for r in batch_ranges(parsed, cluster, filters)]
 
 
 def test_batches(cluster: FakeCluster) -> None:
@@ -414,10 +414,10 @@ def test_batches(cluster: FakeCluster) -> None:
 
 
 def test_batches_with_filters(cluster: FakeCluster) -> None:
-    assert batch(cluster, Wanted(low=5, high=12)) == [(queue(0), 10, 12), (queue(1), 5, 10)]
-    one = Wanted(sets={"queue_id": frozenset({1})})
+    assert batch(cluster, PushedFilters(low=5, high=12)) == [(queue(0), 10, 12), (queue(1), 5, 10)]
+    one = PushedFilters(sets={"queue_id": frozenset({1})})
     assert batch(cluster, one, startingOffsets='{"t": {"b": {"0": 10}}}') == [(queue(1), 0, 10)]
-    assert batch(cluster, Wanted(sets={"topic": frozenset()})) == []
+    assert batch(cluster, PushedFilters(sets={"topic": frozenset()})) == []
     cluster.table[queue(0)] = (0, 500_000)
-    hinted = Wanted(since_ms=200_000, until_ms=300_000)
+    hinted = PushedFilters(since_ms=200_000, until_ms=300_000)
     assert batch(cluster, hinted)[0] == (queue(0), 140_000, 360_000)

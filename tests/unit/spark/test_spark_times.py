@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cosmodrome.spark.times import Times
+from cosmodrome.spark.read.times import Times
 
 
 def search(times: list[int], first: int, guess: int, moment: int) -> tuple[int, int]:
     """What is found, and how many looks it took."""
     looks = [0]
 
-    def look(places: list[tuple[str, int]]) -> dict[tuple[str, int], int | None]:
+    def look(positions: list[tuple[str, int]]) -> dict[tuple[str, int], int | None]:
         looks[0] += 1
-        assert places
-        return {(queue, at): times[at - first] for queue, at in places}
+        assert positions
+        return {(queue, at): times[at - first] for queue, at in positions}
 
     bounds = {"q": (first, first + len(times))}
     return Times(look).first(moment, bounds, {"q": guess})["q"], looks[0]
@@ -52,16 +52,16 @@ def test_a_wrong_guess_costs_a_logarithm() -> None:
 
 @pytest.mark.parametrize("guess", [0, 3, 5])
 def test_what_cannot_be_seen_is_left_to_the_broker(guess: int) -> None:
-    unseen = Times[str](lambda places: dict.fromkeys(places))
+    unseen = Times[str](lambda positions: dict.fromkeys(positions))
     assert unseen.first(9, {"q": (0, 5)}, {"q": guess}) == {"q": guess}
 
 
 def test_many_queues_are_looked_at_together() -> None:
     rounds = []
 
-    def look(places: list[tuple[int, int]]) -> dict[tuple[int, int], int | None]:
-        rounds.append(len(places))
-        return {(queue, at): at * 10 for queue, at in places}
+    def look(positions: list[tuple[int, int]]) -> dict[tuple[int, int], int | None]:
+        rounds.append(len(positions))
+        return {(queue, at): at * 10 for queue, at in positions}
 
     queues = range(50)
     bounds = dict.fromkeys(queues, (0, 100))

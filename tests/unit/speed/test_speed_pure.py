@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from cosmodrome import layout
 from cosmodrome.errors import MessageTooLarge, ProtocolError
 from cosmodrome.layout import INDEX_KEY, MAGIC_RECORD_V2, QUEUE_ENTRY, SYS_BORN_V6, SYS_STORE_V6
-from cosmodrome.speed import pure
+from cosmodrome.speed.core import pure
 
 V4 = bytes([127, 0, 0, 1, 0, 0, 0x2A, 0x9F])
 V6 = bytes(15) + b"\x01" + bytes([0, 0, 0x2A, 0x9F])
@@ -232,16 +233,24 @@ def test_walk_returns_what_was_encoded() -> None:
     out = bytearray()
     sizes = [record(out, 1000, queue_offset=n) for n in range(3)]
     entries, at, why = pure.walk(memoryview(out), 1000, 0, len(out), True, 100)
-    assert (at, why) == (len(out), pure.WALK_MORE)
+    assert (at, why) == (len(out), layout.WALK_MORE)
     assert [entry[1] for entry in entries] == sizes
     assert entries[1] == (
-        *(1000 + sizes[0], sizes[1], "TopicA", 2, 1, 0, 1_700_000_000_001),
-        *(2598919, 3, ("U1", "k1", "k2")),
+        1000 + sizes[0],
+        sizes[1],
+        "TopicA",
+        2,
+        1,
+        0,
+        1_700_000_000_001,
+        2598919,
+        3,
+        ("U1", "k1", "k2"),
     )
     assert pure.walk(memoryview(out), 1000, 0, len(out), True, 2) == (
         entries[:2],
         sizes[0] + sizes[1],
-        pure.WALK_MORE,
+        layout.WALK_MORE,
     )
     assert pure.walk(memoryview(out), 1000, sizes[0], len(out), True, 9)[0] == entries[1:]
 
@@ -252,7 +261,7 @@ def test_address_family_bits_follow_the_hosts(born: bytes, store: bytes) -> None
     out = bytearray()
     record(out, born_host=born, store_host=store, sys_flag=SYS_BORN_V6 | SYS_STORE_V6 | 1)
     entries, _, why = pure.walk(memoryview(out), 0, 0, len(out), True, 9)
-    assert why == pure.WALK_MORE
+    assert why == layout.WALK_MORE
     expected = 1 | (SYS_BORN_V6 if born == V6 else 0) | (SYS_STORE_V6 if store == V6 else 0)
     assert entries[0][5] == expected
     assert entries[0][6] == 1_700_000_000_001
@@ -265,7 +274,7 @@ def test_walk_reads_topics_with_a_two_byte_length() -> None:
     out[at:at] = b"\0"
     out[:8] = (size + 1).to_bytes(4, "big") + MAGIC_RECORD_V2.to_bytes(4, "big", signed=True)
     entries, _, why = pure.walk(memoryview(out), 0, 0, len(out), True, 9)
-    assert why == pure.WALK_MORE
+    assert why == layout.WALK_MORE
     assert entries[0][2] == "TopicA"
 
 
@@ -292,13 +301,13 @@ def test_what_the_walk_takes_from_properties(properties: bytes, facts: tuple[Any
 @pytest.mark.parametrize(
     ("tail", "why"),
     [
-        (b"", pure.WALK_MORE),
-        (b"\0" * 5, pure.WALK_EMPTY),
-        (b"\0" * 500, pure.WALK_EMPTY),
-        (bytes.fromhex("00000862cbd43194") + bytes(20), pure.WALK_BLANK),
-        (bytes.fromhex("00000007cbd43194"), pure.WALK_CORRUPT),
-        (b"\0\0\0\1", pure.WALK_CORRUPT),
-        (b"garbage!" * 20, pure.WALK_CORRUPT),
+        (b"", layout.WALK_MORE),
+        (b"\0" * 5, layout.WALK_EMPTY),
+        (b"\0" * 500, layout.WALK_EMPTY),
+        (bytes.fromhex("00000862cbd43194") + bytes(20), layout.WALK_BLANK),
+        (bytes.fromhex("00000007cbd43194"), layout.WALK_CORRUPT),
+        (b"\0\0\0\1", layout.WALK_CORRUPT),
+        (b"garbage!" * 20, layout.WALK_CORRUPT),
     ],
 )
 def test_how_a_walk_ends(tail: bytes, why: int) -> None:
@@ -316,7 +325,7 @@ def test_a_walk_stops_before_a_damaged_record(at: int) -> None:
     record(out)
     out[size + at] ^= 0x11
     entries, position, why = pure.walk(memoryview(out), 0, 0, len(out), True, 9)
-    assert (len(entries), position, why) == (1, size, pure.WALK_CORRUPT)
+    assert (len(entries), position, why) == (1, size, layout.WALK_CORRUPT)
 
 
 def test_a_damaged_body_is_seen_only_when_asked_for() -> None:
@@ -324,21 +333,21 @@ def test_a_damaged_body_is_seen_only_when_asked_for() -> None:
     size = record(out)
     out[88] ^= 1
     view = memoryview(out)
-    assert pure.walk(view, 0, 0, size, True, 9)[2] == pure.WALK_CORRUPT
-    assert pure.walk(view, 0, 0, size, False, 9)[2] == pure.WALK_MORE
+    assert pure.walk(view, 0, 0, size, True, 9)[2] == layout.WALK_CORRUPT
+    assert pure.walk(view, 0, 0, size, False, 9)[2] == layout.WALK_MORE
 
 
 def test_a_record_at_another_offset_is_not_good() -> None:
     out = bytearray()
     size = record(out)
-    assert pure.walk(memoryview(out), 1, 0, size, True, 9) == ([], 0, pure.WALK_CORRUPT)
+    assert pure.walk(memoryview(out), 1, 0, size, True, 9) == ([], 0, layout.WALK_CORRUPT)
 
 
 def test_a_record_cut_by_the_end_is_not_good() -> None:
     out = bytearray()
     size = record(out)
     for end in range(8, size):
-        assert pure.walk(memoryview(out), 0, 0, end, True, 9) == ([], 0, pure.WALK_CORRUPT)
+        assert pure.walk(memoryview(out), 0, 0, end, True, 9) == ([], 0, layout.WALK_CORRUPT)
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 5), (0, 11), (6, 5)])
@@ -385,7 +394,7 @@ def test_a_lost_sector_of_properties_is_torn(body_bytes: int) -> None:
         view = memoryview(torn)
         assert pure.walk(view, 0, 0, len(log), True, 9)[0] == [], sector
         if sector >= properties_at:
-            assert pure.walk(view, 0, 0, len(log), True, 9)[2] == pure.WALK_CORRUPT
+            assert pure.walk(view, 0, 0, len(log), True, 9)[2] == layout.WALK_CORRUPT
             assert len(pure.walk(view, 0, 0, len(log), True, 9, 71)[0]) == 1, "synced is whole"
             assert len(pure.walk(view, 0, 0, len(log), False, 9)[0]) == 1
     assert len(pure.walk(memoryview(log), 0, 0, len(log), True, 9)[0]) == 1
@@ -398,7 +407,7 @@ def test_zeros_that_begin_within_a_sector_are_no_tear() -> None:
 
 def test_a_topic_with_a_zero_byte_is_torn() -> None:
     log = memoryview(record_with(b"", topic=b"a\0"))
-    assert pure.walk(log, 0, 0, len(log), True, 9) == ([], 0, pure.WALK_CORRUPT)
+    assert pure.walk(log, 0, 0, len(log), True, 9) == ([], 0, layout.WALK_CORRUPT)
     assert len(pure.walk(log, 0, 0, len(log), False, 9)[0]) == 1
 
 
@@ -432,4 +441,4 @@ def test_gathered_records_are_grouped_by_queue() -> None:
         (pure.key_hash(topic, key), places[at], 70) for topic, key, at in names
     ]
     assert [entry[0] for entry in delayed] == [places[6]]
-    assert (count, last_ms, position, why) == (7, 70, len(log), pure.WALK_MORE)
+    assert (count, last_ms, position, why) == (7, 70, len(log), layout.WALK_MORE)

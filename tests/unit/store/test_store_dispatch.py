@@ -73,12 +73,12 @@ async def test_what_was_just_written_is_not_read_back(tmp_path: Path) -> None:
     def view(base: int) -> memoryview:
         raise AssertionError(f"the file at {base} is read")
 
-    view_of, store._log.view = store._log.view, view  # type: ignore[method-assign]
+    view_of, store._log.view = store._log.view, view
     for number in range(9):  # over several files
         await put(store, *[draft(bytes(700)) for _ in range(number % 3 + 1)])
-    store._log.view = view_of  # type: ignore[method-assign]
+    store._log.view = view_of
     assert len(bodies(store)) == 18
-    assert len(store._log.recent) == store._log.recent.size_bytes == 0
+    assert not store._log.spans
     await store.stop()
 
 
@@ -135,20 +135,34 @@ async def test_prepared_messages_are_found_by_key_only(tmp_path: Path) -> None:
     await store.stop()
 
 
-async def test_bytes_damaged_after_writing_stop_the_store(tmp_path: Path) -> None:
-    store = Store(small(tmp_path), faulty_env())
+async def test_a_failure_half_way_stops_the_store_and_leaves_no_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = faulty_env()
+    store = Store(small(tmp_path), env)
     await store.start()
-    stored = store.append(draft(b"x"))
-    # The sync runs off the loop; the file is damaged before dispatch reads it back.
+    env.offload.holding = True  # type: ignore[attr-defined]
+    first = [store.append(draft(body)) for body in (b"a", b"b")]
+    late = store.append(draft(b"half-way", topic="SCHEDULE_TOPIC_XXXX"))
+    waits = [store.durable(item.end) for item in (*first, late)]
     store._log.write()
-    store._log.recent.clear()  # as if it were too long ago
-    with (tmp_path / "commitlog" / ("0" * 20)).open("r+b") as file:
-        file.write(b"\xff" * 20)
-    with pytest.raises(StoreUnwritable, match="no record at offset 0"):
-        await store.settle(stored.end)
-    assert "could not be put into their queues" in (store.why_unwritable or "")
-    with pytest.raises(StoreUnwritable):
+
+    def fails(*entry: object) -> None:
+        raise RuntimeError("no memory")
+
+    put_one = store._queues.put
+    monkeypatch.setattr(store._queues, "put", fails)
+    env.offload.open()  # type: ignore[attr-defined]
+    for wait in waits:
+        with pytest.raises(StoreUnwritable, match="could not be put into their queues"):
+            await wait
+    with pytest.raises(StoreUnwritable, match="no memory"):
         store.append(draft())
+    assert store._dispatch.cursor == 0
+    monkeypatch.setattr(store._queues, "put", put_one)
+    store._dispatch.advance(late.end)  # as the end of a sync under way would
+    assert bodies(store) == [b"a", b"b"]
+    assert store.bounds("SCHEDULE_TOPIC_XXXX", 0) == (0, 1)
     await store.stop()
     assert (tmp_path / "abort").exists()
 
@@ -241,7 +255,7 @@ def test_settings_are_checked_before_anything_is_opened(tmp_path: Path) -> None:
 async def test_stopping_lets_waiters_go(tmp_path: Path) -> None:
     store = Store(small(tmp_path), faulty_env())
     await store.start()
-    wait = asyncio.ensure_future(store.settle(store.append(draft(b"x")).end))
+    wait = asyncio.ensure_future(store.durable(store.append(draft(b"x")).end))
     await store.stop()
     await wait  # stopping writes and syncs what was staged
     assert (tmp_path / "abort").exists() is False

@@ -19,7 +19,7 @@ from tests.unit.store.store_kit import (
 )
 
 from cosmodrome.errors import StoreBusy, StoreUnwritable
-from cosmodrome.store import failures
+from cosmodrome.store.commit_log import failures
 from cosmodrome.store.store import PutStatus, Store
 
 
@@ -41,12 +41,12 @@ async def test_a_full_disk_refuses_and_sends_resume(
     await put(store, draft(b"first"))
     faults.write, faults.write_part_bytes = "commitlog", part_bytes
     ends = [store.append(draft(b"lost", queue_id=q)).end for q in (0, 0, 1)]
-    results = await asyncio.gather(*(store.settle(end) for end in ends), return_exceptions=True)
+    results = await asyncio.gather(*(store.durable(end) for end in ends), return_exceptions=True)
     for result in results:
         assert isinstance(result, StoreUnwritable)
         assert "No space left" in str(result)
     with pytest.raises(StoreUnwritable, match="send it again"):
-        await store.settle(ends[-1])
+        await store.durable(ends[-1])
     assert store.facts().written_offset == store.facts().max_offset
     faults.write = None
     assert await put(store, draft(b"second"), draft(b"third", queue_id=1)) == [1, 0]
@@ -63,6 +63,7 @@ async def test_a_full_disk_does_not_fill_the_log_file(
     faults = Faults()
     store = Store(small(tmp_path), faulty_env(faults))
     await store.start()
+    monkeypatch.setattr(failures, "APART_SECONDS", 3600)
     faults.write = "commitlog"
     for _ in range(50):
         with pytest.raises(StoreUnwritable):
@@ -84,7 +85,7 @@ async def test_stale_bytes_of_a_failed_write_never_come_back(tmp_path: Path) -> 
     faults.write, faults.write_part_bytes = "commitlog", 1000
     ends = [store.append(draft(b"stale")).end for _ in range(5)]
     with pytest.raises(StoreUnwritable):
-        await store.settle(ends[-1])
+        await store.durable(ends[-1])
     faults.write = None
     # Of the same size, so that the second stale record would continue the log.
     await put(store, draft(b"fresh", queue_id=1))
@@ -102,7 +103,7 @@ async def test_a_roll_that_half_fails_keeps_the_written_half(tmp_path: Path) -> 
     kept = [store.append(draft(bytes(1000))) for _ in range(3)]
     lost = store.append(draft(bytes(1000)))
     assert lost.log_offset == 4096
-    tasks = [asyncio.ensure_future(store.settle(item.end)) for item in (*kept, lost)]
+    tasks = [asyncio.ensure_future(store.durable(item.end)) for item in (*kept, lost)]
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert results[:3] == [PutStatus.OK] * 3
     assert isinstance(results[3], StoreUnwritable)
@@ -138,7 +139,7 @@ async def test_a_failed_sync_is_final(tmp_path: Path) -> None:
     faults.sync = "commitlog"
     end = store.append(draft(b"doubtful")).end
     with pytest.raises(StoreUnwritable, match="syncing the commit log failed"):
-        await store.settle(end)
+        await store.durable(end)
     faults.sync = None
     assert bodies(store) == [b"kept"]
     with pytest.raises(StoreUnwritable, match="restart the broker"):
@@ -208,12 +209,12 @@ async def test_a_slow_sync_is_answered_in_time(tmp_path: Path) -> None:
     await store.start()
     env.offload.holding = True
     slow = store.append(draft(b"slow"))
-    assert await store.settle(slow.end, wait=False) is PutStatus.OK
-    assert await store.settle(slow.end) is PutStatus.FLUSH_DISK_TIMEOUT
+    assert await store.durable(slow.end, wait=False) is PutStatus.OK
+    assert await store.durable(slow.end) is PutStatus.FLUSH_DISK_TIMEOUT
     assert store.bounds("T", 0) == (0, 0)
     env.offload.open()
     await eventually(lambda: store.bounds("T", 0) == (0, 1))
-    assert await store.settle(slow.end) is PutStatus.OK
+    assert await store.durable(slow.end) is PutStatus.OK
     await store.stop()
 
 
@@ -234,7 +235,7 @@ async def test_one_sync_covers_many_sends(tmp_path: Path) -> None:
 async def test_a_disk_that_hangs_stops_gathering_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cosmodrome.store.flush.UNSYNCED_BYTES_MAX", 1000)
+    monkeypatch.setattr("cosmodrome.store.commit_log.flush.UNSYNCED_BYTES_MAX", 1000)
     env = faulty_env()
     assert isinstance(env.offload, GatedOffload)
     store = Store(small(tmp_path), env)
@@ -244,7 +245,7 @@ async def test_a_disk_that_hangs_stops_gathering_messages(
     with pytest.raises(StoreBusy, match="wait for the disk"):
         for _ in range(10):
             last = store.append(draft(bytes(300))).end
-    waiting = asyncio.ensure_future(store.settle(last))
+    waiting = asyncio.ensure_future(store.durable(last))
     await asyncio.sleep(0)
     env.offload.open()
     assert await waiting is PutStatus.OK
@@ -255,7 +256,7 @@ async def test_a_disk_that_hangs_stops_gathering_messages(
 async def test_a_slow_sync_makes_busy_only_when_much_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cosmodrome.store.flush.BUSY_BYTES", 1000)
+    monkeypatch.setattr("cosmodrome.store.commit_log.flush.BUSY_BYTES", 1000)
     env = faulty_env()
     assert isinstance(env.offload, GatedOffload)
     store = Store(small(tmp_path, os_page_cache_busy_time_out_mills=20), env)
@@ -267,7 +268,7 @@ async def test_a_slow_sync_makes_busy_only_when_much_waits_for_it(
     last = store.append(draft(bytes(300))).end
     with pytest.raises(StoreBusy, match="wait for the disk to sync them, the sync under way"):
         store.append(draft(bytes(300)))
-    waiting = asyncio.ensure_future(store.settle(last))
+    waiting = asyncio.ensure_future(store.durable(last))
     await asyncio.sleep(0)
     env.offload.open()
     assert await waiting is PutStatus.OK

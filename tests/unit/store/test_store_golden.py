@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.goldens import Golden, each_golden
@@ -24,7 +24,7 @@ def options(golden: Golden, root: Path) -> StoreOptions:
     return StoreOptions(
         store_path_root_dir=str(root),
         disk_space_warning_level_ratio=100,
-        **golden.sizes,
+        **cast(Any, golden.sizes),
     )
 
 

@@ -12,15 +12,20 @@ from cosmodrome import speed
 from cosmodrome.env.real import RealDisk
 from cosmodrome.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_KEY, INDEX_SLOT
 from cosmodrome.store import index as index_module
+from cosmodrome.store.commit_log.segment import OpenFiles, write_files
 from cosmodrome.store.index import Index, key_hash
-from cosmodrome.store.segment import OpenFiles, write_files
 from cosmodrome.store.store import Store
 
 
 def made(root: Path, slots: int = 3, entries_max: int = 5, clock: HandClock | None = None) -> Index:
     disk = RealDisk()
     return Index(
-        *(str(root), slots, entries_max, disk, clock or HandClock(), OpenFiles(disk, 2)),
+        str(root),
+        slots,
+        entries_max,
+        disk,
+        clock or HandClock(),
+        OpenFiles(disk, 2),
         read_only=False,
     )
 
@@ -60,6 +65,43 @@ def test_bytes_of_a_file(tmp_path: Path) -> None:
     assert entries[0] == (0, 0, 0, 0)
     assert entries[1][:3] == (a, 100, 0) and entries[3][:3] == (a, 300, 2)
     assert entries[3][3] == (2 if b % 3 == a % 3 else 1)
+
+
+def chains_as_upstream_reads_them(data: bytes | bytearray, slots: int) -> set[int]:
+    """Log offsets that can be reached: a slot beyond the count ends its chain there."""
+    count = INDEX_HEADER.unpack_from(data)[5]
+    entries = list(INDEX_ENTRY.iter_unpack(data[40 + slots * 4 :]))
+    found: set[int] = set()
+    for (number,) in INDEX_SLOT.iter_unpack(data[40 : 40 + slots * 4]):
+        while 0 < number < count:
+            found.add(entries[number][1])
+            number = entries[number][3]
+    return found
+
+
+@pytest.mark.parametrize("table", [True, False])
+def test_a_batch_that_was_cut_short_hides_no_older_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, table: bool
+) -> None:
+    monkeypatch.setattr(index_module, "TABLE_KEYS_MIN", 1 if table else 1000)
+    index = made(tmp_path, entries_max=100)
+
+    def put_some(first: int) -> None:
+        for offset in range(first, first + 500, 100):
+            index.put_many(INDEX_KEY.pack(key_hash("T", "all"), offset, 1000))
+
+    put_some(0)
+    written(index)
+    put_some(500)
+    ((_, write, _, _),) = index.pending()
+    put_some(1000)  # while the batch is under way
+    (path,) = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    for position, piece in write.pieces:
+        data[position : position + len(piece)] = piece
+        end_offset = INDEX_HEADER.unpack_from(data)[3]
+        # What lies behind the end of the header is put again by whoever opens the store.
+        assert chains_as_upstream_reads_them(data, 3) >= set(range(0, end_offset + 100, 100))
 
 
 def test_full_files_are_followed_by_new_ones(tmp_path: Path) -> None:

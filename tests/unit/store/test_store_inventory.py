@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from store_kit import ALWAYS_MS, bodies, draft, put, small
+from tests.unit.store.store_kit import ALWAYS_MS, bodies, draft, put, small
 
 from cosmodrome.env.real import real_env
 from cosmodrome.store.store import Store

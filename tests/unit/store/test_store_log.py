@@ -22,7 +22,7 @@ from tests.unit.store.store_kit import (
 
 from cosmodrome.errors import MessageTooLarge, StoreError, StoreUnwritable
 from cosmodrome.layout import BLANK, MAGIC_BLANK, SYS_COMMIT, SYS_PREPARED, SYS_ROLLBACK
-from cosmodrome.store import log as log_module
+from cosmodrome.store.commit_log import log as log_module
 from cosmodrome.store.store import PutStatus, Store
 
 
@@ -40,7 +40,7 @@ async def test_places_follow_each_other(store: Store) -> None:
     assert second.log_offset == first.end and third.log_offset == second.end
     assert [item.queue_offset for item in (first, second, third)] == [0, 0, 1]
     assert second.queue_id == 4
-    await store.settle(third.end)
+    await store.durable(third.end)
     await store.stop()
 
 
@@ -48,7 +48,7 @@ async def test_nothing_is_visible_before_it_is_settled(store: Store) -> None:
     stored = store.append(draft(b"a"))
     assert store.bounds("T", 0) == (0, 0)
     assert store.record(stored.log_offset) is None
-    await store.settle(stored.end)
+    await store.durable(stored.end)
     assert store.bounds("T", 0) == (0, 1)
     assert store.record(stored.log_offset) is not None
     await store.stop()
@@ -58,7 +58,7 @@ async def test_a_message_that_does_not_fit_goes_to_the_next_file(
     store: Store, tmp_path: Path
 ) -> None:
     stored = [store.append(draft(bytes(900))) for _ in range(9)]
-    await store.settle(stored[-1].end)
+    await store.durable(stored[-1].end)
     size = record_size(draft(bytes(900)))
     assert [item.log_offset for item in stored[:5]] == [0, size, 2 * size, 3 * size, 4096]
     data = (tmp_path / "commitlog" / ("0" * 20)).read_bytes()
@@ -75,7 +75,7 @@ async def test_eight_bytes_are_always_left_for_the_end(store: Store, spare_bytes
     await put(store, draft(bytes(2000)))
     last = store.append(draft(bytes(room - record_size(draft(b"")) - spare_bytes)))
     assert last.log_offset == (4096 if spare_bytes < 8 else 4096 - room)
-    await store.settle(last.end)
+    await store.durable(last.end)
     assert await put(store, draft(b"on")) == [2]
     assert len(bodies(store)) == 3
     await store.stop()
@@ -87,7 +87,7 @@ async def test_a_batch_lies_whole_in_one_file(store: Store) -> None:
     assert [item.log_offset // 4096 for item in stored] == [1, 1, 1]
     assert [item.queue_offset for item in stored] == [1, 0, 2]
     assert stored[1].log_offset == stored[0].end
-    await store.settle(stored[-1].end)
+    await store.durable(stored[-1].end)
     assert [len(body) for body in bodies(store)] == [2500, 700, 1]
     assert store.append_batch([]) == []
     await store.stop()
@@ -196,9 +196,9 @@ async def test_a_turn_may_fill_many_files(store: Store, tmp_path: Path) -> None:
 
 async def test_waiting_is_for_the_right_place(store: Store) -> None:
     stored = [store.append(draft(b"%d" % at)) for at in range(5)]
-    waits = [store.settle(item.end) for item in reversed(stored)]
+    waits = [store.durable(item.end) for item in reversed(stored)]
     assert await asyncio.gather(*waits) == [PutStatus.OK] * 5
-    assert await store.settle(0) is PutStatus.OK
+    assert await store.durable(0) is PutStatus.OK
     await store.stop()
     with pytest.raises(StoreUnwritable, match="stopped"):
         store.append(draft())
@@ -208,7 +208,7 @@ async def test_a_cancelled_wait_harms_nobody(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     ends = [store.append(draft(b"%d" % at)).end for at in range(2)]
-    gone, kept = (asyncio.ensure_future(store.settle(end)) for end in ends)
+    gone, kept = (asyncio.ensure_future(store.durable(end)) for end in ends)
     await asyncio.sleep(0)
     gone.cancel()
     assert await kept is PutStatus.OK

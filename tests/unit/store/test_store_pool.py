@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from tests.unit.store.store_kit import (
 from cosmodrome.env.base import SegmentFile
 from cosmodrome.env.real import RealDisk
 from cosmodrome.errors import MessageTooLarge, StoreBusy, StoreUnwritable
-from cosmodrome.store import spare as spare_module
-from cosmodrome.store.segment import Warming
+from cosmodrome.store.commit_log import spare as spare_module
+from cosmodrome.store.commit_log.segment import Warming
 from cosmodrome.store.store import PutStatus, Store
 
 NEVER_MS = 600_000
@@ -45,7 +46,7 @@ async def test_acknowledged_while_only_in_memory(tmp_path: Path) -> None:
     await store.start()
     stored = store.append(draft(b"a"))
     for wait in (True, False):
-        assert await store.settle(stored.end, wait=wait) is PutStatus.OK
+        assert await store.durable(stored.end, wait=wait) is PutStatus.OK
     assert store.facts().written_offset == 0
     assert store.bounds("T", 0) == (0, 0), "readers see only what is written"
     await store.abandon()
@@ -172,7 +173,7 @@ async def test_fail_fast_does_not_wait(tmp_path: Path, monkeypatch: pytest.Monke
     await spare.done
     made, spare.made = spare.made, []
     await put(store, *(draft(bytes(900)) for _ in range(4)))
-    monkeypatch.setattr(spare_module.time, "sleep", lambda seconds: 1 // 0)
+    monkeypatch.setattr(time, "sleep", lambda seconds: 1 // 0)
     with pytest.raises(StoreBusy):
         store.append(draft(bytes(900)))
     spare.made = made

@@ -12,8 +12,8 @@ from tests.unit.store.store_kit import GatedOffload, bodies, draft, faulty_env, 
 from cosmodrome.env.real import RealDisk
 from cosmodrome.errors import StoreError
 from cosmodrome.layout import QUEUE_ENTRY, QUEUE_FILLER_SIZE
+from cosmodrome.store.commit_log.segment import OpenFiles, write_files
 from cosmodrome.store.queue import GAP_ENTRIES_MAX, Queues, check_path_names
-from cosmodrome.store.segment import OpenFiles, write_files
 from cosmodrome.store.store import Store
 
 FILLER = (0, QUEUE_FILLER_SIZE, 0)
@@ -181,7 +181,7 @@ async def test_a_topic_deleted_during_a_batch_leaves_no_files(tmp_path: Path) ->
     store.delete_topic("T")
     stored = store.append(draft(b"new"))
     assert stored.queue_offset == 0
-    settled = asyncio.ensure_future(store.settle(stored.end))
+    settled = asyncio.ensure_future(store.durable(stored.end))
     await asyncio.sleep(0)
     env.offload.open()
     assert await batch

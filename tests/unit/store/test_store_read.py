@@ -165,7 +165,7 @@ async def test_records_by_place(tmp_path: Path) -> None:
     store = await opened(tmp_path)
     assert store.facts().earliest_ms == -1
     first, second = store.append(draft(b"a")), store.append(draft(b"b"))
-    await store.settle(second.end)
+    await store.durable(second.end)
     data = store.record(second.log_offset, second.size)
     assert data is not None and next(iter_records(data)).body == b"b"
     assert store.record(second.log_offset) == data

@@ -78,7 +78,7 @@ async def test_a_second_process_is_refused(tmp_path: Path) -> None:
         "fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)"
     )
     other = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", code, str(tmp_path / "lock")), stderr=asyncio.subprocess.DEVNULL
+        sys.executable, "-c", code, str(tmp_path / "lock"), stderr=asyncio.subprocess.DEVNULL
     )
     assert await other.wait() != 0
     await store.stop()

@@ -58,7 +58,7 @@ async def test_messages_on_their_way_go_with_their_topic(tmp_path: Path) -> None
     store = await opened(tmp_path)
     await put(store, draft(b"old"))
     stored = store.append(draft(b"on its way"))
-    settling = store.settle(stored.end)
+    settling = store.durable(stored.end)
     store.delete_topic("T")
     await settling
     assert store.bounds("T", 0) == (0, 0)
@@ -113,11 +113,11 @@ def test_lines_are_dropped_with_the_log_and_bounded(
     assert noted(tmp_path) == {"a": 14, "e": 20}
     again = Removed(RealDisk(), path, read_only=False)
     again.load()
-    again.settle(0, 15)
+    again.clip(0, 15)
     assert again.before == noted(tmp_path) == {"a": 14, "e": 15}
     looking = Removed(RealDisk(), path, read_only=True)
     looking.load()
-    looking.settle(14, 15)
+    looking.clip(14, 15)
     assert looking.before == {"e": 15} and "a" in noted(tmp_path)
 
 

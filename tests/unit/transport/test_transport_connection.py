@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from tests.unit.transport.raw_peer import Offsets, frame, max_offset
+from tests.virtual_time import virtual_time
 
-from cosmodrome.errors import Unreachable
+from cosmodrome.errors import Refused, Unreachable
 from cosmodrome.transport.connection import SocketConnection
-from cosmodrome.transport.parties import Limits
+from cosmodrome.transport.peers import Limits
 from cosmodrome.transport.router import LogLimit, Router
+from cosmodrome.transport.turns import Turns
 from cosmodrome.wire.commands import GetMaxOffset, NotifyConsumerIdsChanged, OffsetReply
 from cosmodrome.wire.table import BROKER, Call
 
@@ -74,6 +76,8 @@ class RecordingTransport(asyncio.Transport):
 class Owner:
     def __init__(self) -> None:
         self.log_limit = LogLimit()
+        self.clock_s = 0.0
+        self.turns = Turns(lambda: self.clock_s)
         self.lost = 0
         self.held_bytes = 0
         self.held_bytes_max = 1 << 30
@@ -193,7 +197,7 @@ async def test_half_frames_are_counted_and_cut_when_all_hold_too_many(
     transport = RecordingTransport()
     connection, owner = connected(Offsets(), transport)
     whole = max_offset(7)
-    feed(connection, struct.pack(">I", 100_000) + b"x" * 400)
+    feed(connection, struct.pack(">II", 100_000, 100) + b"x" * 396)
     assert owner.held_bytes == 404
     feed(connection, b"x" * 600)
     assert owner.held_bytes == 1004
@@ -208,7 +212,7 @@ async def test_half_frames_are_counted_and_cut_when_all_hold_too_many(
     assert owner.held_bytes == 50
     feed(connection, whole[50:])
     assert owner.held_bytes == 0
-    feed(connection, struct.pack(">I", 100_000) + b"x" * 1000)
+    feed(connection, struct.pack(">II", 100_000, 100) + b"x" * 996)
     assert transport.ended == "abort"
     assert "serverHeldBytesMax" in caplog.text
     await turns()
@@ -278,6 +282,7 @@ async def test_what_is_queued_leaves_before_the_close() -> None:
     assert opaques(b"".join(transport.writes)) == [1]
 
 
+@virtual_time
 async def test_a_close_that_is_not_taken_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cosmodrome.transport.connection.CLOSE_TIMEOUT_S", 0.02)
     transport = RecordingTransport(takes=False)
@@ -306,7 +311,7 @@ async def test_a_reply_that_does_not_fit_becomes_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "peer", "said"),
+    ("address", "peer", "name"),
     [
         (("10.1.2.3", 5), ("10.1.2.3", 5), "10.1.2.3:5"),
         (("::ffff:10.1.2.3", 5, 0, 0), ("10.1.2.3", 5), "10.1.2.3:5"),
@@ -315,14 +320,15 @@ async def test_a_reply_that_does_not_fit_becomes_an_error() -> None:
     ],
 )
 async def test_peers_as_people_write_them(
-    address: object, peer: tuple[str, int], said: str
+    address: object, peer: tuple[str, int], name: str
 ) -> None:
     connection, _ = connected(Offsets(), RecordingTransport(address))
-    assert (connection.peer, connection.said) == (peer, said)
+    assert (connection.peer, connection.name) == (peer, name)
     connection.abort("test")
     await turns()
 
 
+@virtual_time
 async def test_a_quiet_stretch_does_not_count_against_a_fresh_write() -> None:
     transport = RecordingTransport(takes=False)
     connection, _ = connected(Offsets(), transport, Limits(idle_s=0.2))
@@ -349,3 +355,121 @@ async def test_one_read_full_of_requests_is_served_within_the_limit() -> None:
     assert offsets.running_peak == 8
     assert sorted(opaques(b"".join(transport.writes))) == list(range(30))
     assert transport.reading
+
+
+class Slow:
+    """Each request takes a millisecond of the clock that slices are measured with."""
+
+    def __init__(self) -> None:
+        self.owner = Owner()
+        self.served: list[int] = []
+
+    @GetMaxOffset.handler
+    def max_offset(self, ask: GetMaxOffset, call: Call) -> OffsetReply:
+        self.owner.clock_s += 0.001
+        self.served.append(call.frame.opaque)
+        return OffsetReply(offset=0)
+
+
+async def test_a_read_full_of_slow_requests_lets_others_run_in_between() -> None:
+    service = Slow()
+    busy, neighbour = RecordingTransport(), RecordingTransport()
+    connection, service.owner = connected(service, busy)
+    other = SocketConnection(
+        Router(BROKER, [service], partial=True),
+        service.owner,
+        Limits(),
+        memoryview(bytearray(1 << 16)),
+    )
+    neighbour.protocol = other
+    other.connection_made(neighbour)
+    feed(connection, b"".join(max_offset(i) for i in range(500)) + max_offset(500)[:9])
+    assert service.served == [0, 1]  # one slice
+    assert not busy.reading and connection.busy and not connection.in_flight
+    feed(other, max_offset(9000))
+    await turns(3)
+    assert opaques(b"".join(neighbour.writes)) == [9000]
+    assert len(service.served) < 20
+    await turns(600)
+    assert opaques(b"".join(busy.writes)) == list(range(500))
+    assert busy.reading and not connection.busy
+    feed(connection, max_offset(500)[9:])
+    assert service.served[-1] == 500
+
+
+async def test_many_busy_connections_share_the_time_of_a_turn() -> None:
+    service = Slow()
+    first, service.owner = connected(service, RecordingTransport())
+    others = []
+    for _ in range(20):
+        connection = SocketConnection(
+            Router(BROKER, [service], partial=True),
+            service.owner,
+            Limits(),
+            memoryview(bytearray(1 << 16)),
+        )
+        connection.connection_made(RecordingTransport())
+        others.append(connection)
+    for connection in (first, *others):
+        feed(connection, b"".join(max_offset(i) for i in range(10)))
+    served = len(service.served)
+    await asyncio.sleep(0)  # one turn of the line
+    assert 0 < len(service.served) - served <= 5
+    await turns(200)
+    assert len(service.served) == 210
+
+
+async def test_requests_that_run_as_tasks_are_charged_before_they_run() -> None:
+    offsets, transport = Offsets(), RecordingTransport()
+    connection, _ = connected(offsets, transport)
+    asks = [frame(31, i, {"topic": "T", "queueId": "1"}) for i in range(400)]
+    feed(connection, b"".join(asks))
+    await asyncio.sleep(0)
+    assert 0 < offsets.running <= 20  # that many began in one turn
+    await turns(100)
+    assert offsets.running == 400
+    offsets.gate(1).set_result(None)  # type: ignore[arg-type]
+    await turns()
+    assert opaques(b"".join(transport.writes)) == list(range(400))
+
+
+@virtual_time
+async def test_a_half_frame_that_creeps_is_cut_although_it_moves() -> None:
+    transport = RecordingTransport()
+    connection, _ = connected(Offsets(), transport, Limits(idle_s=100))
+    feed(connection, struct.pack(">II", 1 << 20, 100))
+    for _ in range(190):
+        feed(connection, b"x")
+        await asyncio.sleep(1)
+    assert transport.ended == "close"
+
+    transport = RecordingTransport()
+    connection, _ = connected(Offsets(), transport, Limits(idle_s=100))
+    feed(connection, struct.pack(">II", 1 << 20, 100))
+    for _ in range(190):
+        feed(connection, b"x" * 2048)  # slow, and still worth waiting for
+        await asyncio.sleep(1)
+    assert not transport.ended
+    connection.abort("test")
+
+
+async def test_an_error_that_somebody_keeps_does_not_keep_the_input() -> None:
+    kept: list[BaseException] = []
+
+    class Failing:
+        @GetMaxOffset.handler
+        def max_offset(self, ask: GetMaxOffset, call: Call) -> OffsetReply:
+            try:
+                raise Refused(1, "no")
+            except Refused as error:
+                kept.append(error)
+                raise
+
+    transport = RecordingTransport()
+    connection, _ = connected(Failing(), transport)
+    data = b"".join(max_offset(i) for i in range(4))
+    for at in range(0, len(data), 50):  # with half frames in between
+        feed(connection, data[at : at + 50])
+    await turns()
+    assert len(kept) == 4
+    assert opaques(b"".join(transport.writes)) == [0, 1, 2, 3]

@@ -6,11 +6,12 @@ import asyncio
 import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from cosmodrome.env.real import real_env
-from cosmodrome.transport import exposition
-from cosmodrome.transport.exposition import Exposition, Histogram, Metric, Sample, Told
-from cosmodrome.transport.process_metrics import ProcessMetrics
+from cosmodrome.transport.http import exposition
+from cosmodrome.transport.http.exposition import Exposition, Histogram, Metric, Sample, WalkItem
+from cosmodrome.transport.http.process_metrics import ProcessMetrics
 
 COUNTER = Metric("app_sent_total", "counter", "Sent.", ("topic",))
 GAUGE = Metric("app_open", "gauge", "Open.")
@@ -18,16 +19,16 @@ TIMES = Metric("app_ms", "histogram", "Times.", ("topic",))
 
 
 class Fixed:
-    def __init__(self, told: Sequence[Told], labels: Mapping[str, str] | None = None) -> None:
-        self.told = told
+    def __init__(self, items: Sequence[WalkItem], labels: Mapping[str, str] | None = None) -> None:
+        self.items = items
         self.labels = labels or {}
         self.prepared = 0
 
     async def prepare(self) -> None:
         self.prepared += 1
 
-    def walk(self) -> Iterator[Told]:
-        yield from self.told
+    def walk(self) -> Iterator[WalkItem]:
+        yield from self.items
 
 
 async def text_of(*sources: Fixed, series_max: int = 1000, accept: str = "") -> str:
@@ -40,8 +41,8 @@ def without_own(text: str) -> str:
 
 
 async def test_prometheus_text() -> None:
-    told = [Sample(COUNTER, ("a",), 3), Sample(GAUGE, (), 0.5), Sample(COUNTER, ('q"\\\n',), 1)]
-    text = await text_of(Fixed(told, {"node": "x"}))
+    items = [Sample(COUNTER, ("a",), 3), Sample(GAUGE, (), 0.5), Sample(COUNTER, ('q"\\\n',), 1)]
+    text = await text_of(Fixed(items, {"node": "x"}))
     assert without_own(text) == (
         "# HELP app_sent_total Sent.\n"
         "# TYPE app_sent_total counter\n"
@@ -144,7 +145,7 @@ async def test_scrapes_come_one_after_the_other() -> None:
 
 async def test_a_source_that_fails_leaves_the_next_scrape_alone() -> None:
     class Broken(Fixed):
-        def walk(self) -> Iterator[Told]:
+        def walk(self) -> Iterator[WalkItem]:
             raise RuntimeError("broke")
 
     sources: list[Fixed] = [Broken([])]
@@ -168,8 +169,12 @@ def test_numbers() -> None:
 async def test_the_process_tells_what_its_system_knows() -> None:
     source = ProcessMetrics(lambda: {"n": "x"}, real_env(), version="1", core="pure")
     await source.prepare()
-    told = {sample.metric.name: sample.value for sample in source.walk() if sample}  # type: ignore[union-attr]
-    assert told["cosmodrome_build_info"] == 1
-    assert told["process_cpu_seconds_total"] > 0
-    assert told["process_resident_memory_bytes"] > 1 << 20
-    assert 3 <= told["process_open_fds"] <= told["process_max_fds"]
+    values: dict[str, Any] = {
+        sample.metric.name: sample.value
+        for sample in source.walk()
+        if isinstance(sample, exposition.Sample)
+    }
+    assert values["cosmodrome_build_info"] == 1
+    assert values["process_cpu_seconds_total"] > 0
+    assert values["process_resident_memory_bytes"] > 1 << 20
+    assert 3 <= values["process_open_fds"] <= values["process_max_fds"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,8 +12,13 @@ import pytest
 
 from cosmodrome.errors import ConfigError
 from cosmodrome.transport import ports
-from cosmodrome.transport.exposition import Page
-from cosmodrome.transport.health import CONNECTIONS_MAX, PAGES_MAX, HealthServer
+from cosmodrome.transport.http.exposition import Page
+from cosmodrome.transport.http.health import (
+    CONNECTIONS_LOCAL,
+    CONNECTIONS_MAX,
+    PAGES_MAX,
+    HealthServer,
+)
 from cosmodrome.transport.ports import free_base_port
 
 HOST = "127.0.0.1"
@@ -87,12 +93,48 @@ async def test_a_slow_request_is_dropped() -> None:
 async def test_connections_are_bounded_and_stop_ends_them() -> None:
     async with health() as port:
         peers = [await asyncio.open_connection(HOST, port) for _ in range(CONNECTIONS_MAX + 1)]
-        try:
-            reader, _ = peers[-1]
-            assert await asyncio.wait_for(reader.read(), 2) == b""
-        except ConnectionError:
-            pass
+        reader, _ = peers[0]  # the oldest
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
     for _, writer in peers:
+        writer.close()
+
+
+@pytest.mark.parametrize("local", [True, False])
+async def test_slow_connections_do_not_lock_probes_out(
+    local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cosmodrome.transport.http.health.is_loopback", lambda host: local)
+    async with health(timeout_s=3600) as port:
+        slow = []
+        for _ in range(200):
+            _, writer = await asyncio.open_connection(HOST, port)
+            writer.write(b"GET /livez HT")
+            slow.append(writer)
+        for _ in range(3):
+            assert (await ask(port, b"GET /livez HTTP/1.1\r\n\r\n"))[0] == 200
+        for writer in slow:
+            writer.close()
+
+
+async def test_strangers_leave_places_for_probes_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[bool] = []
+    monkeypatch.setattr("cosmodrome.transport.http.health.is_loopback", lambda host: answers.pop())
+    server = HealthServer({}, request_timeout_s=3600)
+    port = await server.listen(HOST, 0)
+    writers = []
+    for local in (True, *(False,) * CONNECTIONS_MAX, True):
+        answers.append(local)
+        writers.append((await asyncio.open_connection(HOST, port))[1])
+        while answers:
+            await asyncio.sleep(0)
+    kinds = list(server._waiting.values())
+    assert kinds == [True, *(False,) * (CONNECTIONS_MAX - CONNECTIONS_LOCAL), True]
+    await server.stop()
+    assert not server._waiting
+    for writer in writers:
         writer.close()
 
 
@@ -169,14 +211,19 @@ async def test_a_page_that_fails_is_an_error_and_the_next_one_is_not() -> None:
 async def test_probes_get_through_while_pages_are_being_made() -> None:
     go = asyncio.Event()
 
+    made = 0
+
     async def make(accept: str) -> Page:
+        nonlocal made
+        made += 1
         await go.wait()
         return Page("text/x", [b"late"])
 
     async with paged(make) as port:
         request = b"GET /metrics HTTP/1.1\r\n\r\n"
         waiting = [asyncio.create_task(ask(port, request)) for _ in range(PAGES_MAX)]
-        await asyncio.sleep(0.05)
+        while made < PAGES_MAX:
+            await asyncio.sleep(0.001)
         assert (await ask(port, request))[0] == 503
         assert (await ask(port, b"GET /livez HTTP/1.1\r\n\r\n"))[0] == 200
         go.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from tests.plain_peer import HOST, Answer, Peer, answer
 
 from cosmodrome.errors import Code, ProtocolError, Refused, TimedOut, Unreachable
 from cosmodrome.layout import FLAG_ONEWAY, SERIALIZE_BINARY
-from cosmodrome.transport.plain import CALLS_AHEAD, PlainConnection, Repeated
+from cosmodrome.transport.plain import CALLS_AHEAD, PlainConnection
 from cosmodrome.wire.commands import GetMaxOffset, NotifyConsumerIdsChanged
 from cosmodrome.wire.frame import Frame, encode
+from cosmodrome.wire.session import RepeatedRequest
 from cosmodrome.wire.table import encode as encode_row
 
 ASK = GetMaxOffset(topic="T", queue_id=3)
@@ -76,6 +78,24 @@ def test_a_refusal_names_the_peer_and_leaves_the_connection_open() -> None:
         link.close()
 
 
+def test_an_answer_that_was_given_up_is_not_another_ones() -> None:
+    with Peer(offset_answers) as peer:
+        link = connect(peer)
+        link.write(GetMaxOffset(topic="T", queue_id=8))
+        assert link.call(ASK).offset == 3
+        link.close()
+
+
+def test_requests_that_were_not_sent_are_lost_with_the_connection() -> None:
+    with Peer(offset_answers) as peer:
+        link = connect(peer)
+        link.write(GetMaxOffset(topic="T", queue_id=8))
+        link.close()
+        assert link.call(ASK).offset == 3
+        assert len(peer.requests) == 1
+        link.close()
+
+
 def test_requests_of_the_peer_and_stray_answers_are_dropped() -> None:
     def respond(frames: list[Frame]) -> bytes:
         notice = NotifyConsumerIdsChanged(consumer_group="g")
@@ -108,35 +128,37 @@ def test_what_is_written_leaves_together_and_bodies_are_views() -> None:
 
     with Peer(respond) as peer:
         link = connect(peer)
-        request = Repeated(ASK, "queueId")
+        request = RepeatedRequest(ASK, "queueId")
         for _ in range(3):
             waiting = [link.write_repeated(request, number) for number in range(4)]
             link.flush()
             for opaque, body in zip(waiting, bodies, strict=True):
-                frame, view = link.read()
-                assert frame.opaque == opaque and isinstance(view, memoryview) and view == body
+                frame = link.read()
+                assert frame.opaque == opaque and frame.body == body
+                assert isinstance(frame.body, memoryview)
         assert {tuple(frame.ext) for frame in peer.requests} == {("topic", "queueId")}
         link.close()
 
 
 def test_answers_in_small_pieces() -> None:
     whole = b""
+    asked = threading.Event()
 
     def respond(frames: list[Frame]) -> bytes:
         nonlocal whole
         whole = offset_answers(frames)
+        asked.set()
         return whole[:5]
 
     with Peer(respond) as peer:
         link = connect(peer)
         waiting = link.write(ASK)
         link.flush()
-        while not whole:
-            time.sleep(0.001)
+        assert asked.wait(60)
         for piece in (whole[5:9], whole[9:20], whole[20:]):
             time.sleep(0.01)
             peer._open[0].sendall(piece)
-        frame, _ = link.read()
+        frame = link.read()
         assert frame.opaque == waiting and frame.ext == {"offset": "3"}
         link.close()
 
@@ -148,9 +170,9 @@ def test_every_request_is_signed() -> None:
     with Peer(offset_answers) as peer:
         link = connect(peer, prepare=prepare)
         link.call(ASK)
-        opaque = link.write_repeated(Repeated(ASK, "queueId"), 8)
+        opaque = link.write_repeated(RepeatedRequest(ASK, "queueId"), 8)
         link.flush()
-        assert link.read()[0].opaque == opaque
+        assert link.read().opaque == opaque
         signed = [frame.ext["Signature"] for frame in peer.requests]
         assert signed == ["T-3", "T-8"]
         link.close()
@@ -170,24 +192,26 @@ def test_nobody_listens() -> None:
 def test_a_peer_that_does_not_answer() -> None:
     with Peer(lambda frames: b"") as peer:
         link = connect(peer)
-        began = time.monotonic()
         with pytest.raises(TimedOut, match=r"did not answer GET_MAX_OFFSET within 60 ms"):
             link.call(ASK, timeout_ms=60)
-        assert time.monotonic() - began < 5
         assert not link.is_open  # a late answer would be somebody else's
 
 
 def test_a_peer_that_trickles() -> None:
-    with Peer(lambda frames: b"") as peer:
+    asked = threading.Event()
+
+    def respond(frames: list[Frame]) -> bytes:
+        asked.set()
+        return b""
+
+    with Peer(respond) as peer:
         link = connect(peer)
         link.write(ASK)
         link.flush()
-        link._socket.settimeout(5)  # type: ignore[union-attr]
-        while not peer.requests:
-            time.sleep(0.001)
+        assert asked.wait(60)
 
         def trickle() -> None:
-            for byte in b"\x00\x00\x10\x00" * 50:
+            for byte in b"\x00\x00\x10\x00" + bytes(4096):
                 try:
                     peer._open[0].sendall(bytes([byte]))
                 except OSError:
@@ -195,7 +219,8 @@ def test_a_peer_that_trickles() -> None:
                 time.sleep(0.01)
 
         peer._start(trickle)
-        with pytest.raises((TimedOut, ProtocolError)):
+        # Every byte comes in time; the frame would be whole, and wrong, after 40 s.
+        with pytest.raises(TimedOut):
             link.read(200)
 
 
@@ -217,20 +242,28 @@ def test_a_connection_that_breaks_is_opened_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "error", "said"),
+    ("data", "error", "message"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n", ProtocolError, "check that this is a broker"),
+        (b"HTTP/1.1 400 Bad Request\r\n", ProtocolError, "check that it is a broker"),
         (b"\x16\x03\x01\x00\x05aaaaa", Unreachable, "speaks tls instead of remoting"),
-        (b"\x7f\xff\xff\xff" + b"a" * 20, ProtocolError, "sent a frame of 2147483647 bytes"),
-        (b"\x00\x00\x00\x02" + b"a" * 20, ProtocolError, "sent a frame of 2 bytes"),
-        (b"\x00\x00\x00\x08\x00\x00\xff\xff" + b"a" * 20, ProtocolError, "larger than its frame"),
+        (
+            b"\x7f\xff\xff\xff" + b"a" * 20,
+            ProtocolError,
+            "frame length 2147483647 .* is above the limit",
+        ),
+        (b"\x00\x00\x00\x02" + b"a" * 20, ProtocolError, "frame length 2 is smaller"),
+        (
+            b"\x00\x00\x00\x08\x00\x00\xff\xff" + b"a" * 20,
+            ProtocolError,
+            "a header of 65535 bytes in a frame that has 4 left",
+        ),
         (b"\x00\x00\x00\x08\x00\x00\x00\x04" + b"a" * 20, ProtocolError, "header"),
     ],
 )
-def test_what_is_no_frame(data: bytes, error: type[Exception], said: str) -> None:
+def test_what_is_no_frame(data: bytes, error: type[Exception], message: str) -> None:
     with Peer(lambda frames: data) as peer:
         link = connect(peer)
-        with pytest.raises(error, match=said) as raised:
+        with pytest.raises(error, match=message) as raised:
             link.call(ASK)
         assert peer.address in str(raised.value)
         assert not link.is_open
@@ -243,7 +276,7 @@ def test_the_frame_limit_is_the_connections() -> None:
         link = connect(peer, frame_bytes_max=6_000)
         assert link.call(ASK).offset == 1
         link.close()
-        with pytest.raises(ProtocolError, match="sent a frame of"):
+        with pytest.raises(ProtocolError, match="above the limit of 5000 bytes"):
             connect(peer, frame_bytes_max=5_000).call(ASK)
 
 
@@ -254,7 +287,7 @@ def test_ipv6() -> None:
         pytest.skip("this machine has no IPv6")
     with peer:
         link = PlainConnection("::1", peer.port)
-        assert link.said == f"[::1]:{peer.port}"
+        assert link.address == f"[::1]:{peer.port}"
         assert link.call(ASK).offset == 3
         link.close()
 
@@ -265,7 +298,7 @@ def test_a_peer_that_closed_meanwhile_is_noticed() -> None:
         assert not link.looks_alive()
         link.call(ASK)
         assert link.looks_alive()
-        assert link.call(ASK, timeout_ms=2_000).offset == 3  # a look changes nothing
+        assert link.call(ASK, timeout_ms=60_000).offset == 3  # a look changes nothing
     assert not link.looks_alive()
     link.close()
 
@@ -274,14 +307,9 @@ def test_tls(tmp_path: Path) -> None:
     import ssl
 
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made = subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=IP:127.0.0.1"),
-        ],
-        capture_output=True,
-    )
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    command += f" -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}"
+    made = subprocess.run(command.split(), capture_output=True)
     if made.returncode:
         pytest.skip(f"no certificate could be made: {made.stderr.decode()[-200:]}")
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

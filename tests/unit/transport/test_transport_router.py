@@ -278,3 +278,15 @@ async def test_log_lines_are_limited_per_kind(caplog: pytest.LogCaptureFixture) 
         router.dispatch(Frame(30, opaque, ext=ASK), Requester())
     assert len(caplog.records) == 1
     assert router.errors[30] == 50
+
+
+async def test_a_body_that_is_too_long_is_refused_by_name() -> None:
+    reply, router = await ask(Plain(), Frame(30, 9, ext=ASK, body=bytes(65_536)))
+    assert reply is not None and reply.code == Code.SUCCESS
+    reply, router = await ask(Plain(), Frame(30, 9, ext=ASK, body=bytes(65_537)))
+    assert reply is not None and reply.code == Code.SYSTEM_ERROR
+    assert reply.remark == (
+        "GET_MAX_OFFSET (30) with a body of 65537 bytes: at most 65536 are taken;"
+        " send less at once."
+    )
+    assert router.errors[30] == 1

@@ -32,13 +32,13 @@ def codes(text: str) -> list[int]:
 
 # Every request code of 4.9.8, and the 5.x codes that clients were seen to send.
 CODES_498 = codes("10-15 17 21-23 25-43 45 46 50-54 100-106 200-216 219-224 300-329")
-CODES_5X = codes("351 352 361 370 400 401 200050 200051 200053")
-CODES_OURS = [31001]
+CODES_5X = codes("351 352 361 370 400 401 907 200050 200051 200053")
+CODES_OURS = [31001, 31010]
 
 SERVED = {
     Role.BROKER: codes(
-        "10-12 14 15 17 21 25 26 28-38 41-43 45 46 200-204 207 208 215 222 223 300 301 303 305-310"
-        " 314-317 320 321 323-325 328 329 351 352 361 370 31001"
+        "10-12 14 15 17 21 25 26 28-38 41-43 45 46 50-53 200-204 207 208 215 222 223 300 301 303"
+        " 305-310 314-317 320 321 323-325 328 329 351 352 361 370 907 31001 31010"
     ),
     Role.NAMESERVER: codes("100-106 205 206 216 219 224 304 311-313 318 319 322 327"),
     Role.FILTERSERVER: codes("11 302"),
@@ -135,4 +135,4 @@ def test_the_page_shows_types_requirements_and_reasons() -> None:
     page = document.render()
     assert "| 30 | GET_MAX_OFFSET | `GetMaxOffset` | topic: string!, queueId: int32! |" in page
     assert "offset: int64!" in page
-    assert "no: assignment of queues by the broker (5.x) is not served yet" in page
+    assert "not served: brokers do not assign queues (5.x) yet" in page

@@ -9,6 +9,7 @@ import pytest
 from tests.goldens import Golden, each_golden
 
 from cosmodrome.errors import ProtocolError
+from cosmodrome.speed.dialect import DEPTH_MAX
 from cosmodrome.wire import fastjson
 from cosmodrome.wire.fastjson import ObjectKey, dumps, loads
 
@@ -84,9 +85,9 @@ def test_time_is_linear() -> None:
         text = "{" + ",".join(f'{i}:["a\\\\",{i}]' for i in range(count)) + "}"
         times = []
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.process_time()
             loads(text)
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
         return min(times)
 
     # Quadratic work would take a hundred times as long for ten times the text.
@@ -159,7 +160,7 @@ def test_refuses_to_write(value: Any) -> None:
 def test_refuses_to_write_endless_values() -> None:
     value: list[Any] = []
     value.append(value)
-    with pytest.raises(ProtocolError, match=f"more than {fastjson.DEPTH_MAX} deep"):
+    with pytest.raises(ProtocolError, match=f"more than {DEPTH_MAX} deep"):
         dumps(value)
 
 

@@ -11,10 +11,10 @@ import pytest
 from tests.goldens import GOLDENS, Golden, each_golden, frames
 
 from cosmodrome import speed
-from cosmodrome.speed import pure
+from cosmodrome.speed.core import pure
 from cosmodrome.wire.frame import Frame, FrameSplitter, decode, encode
 from cosmodrome.wire.message import unpack_host
-from cosmodrome.wire.record import iter_records
+from cosmodrome.wire.record import Record, iter_records
 
 LANGUAGE_CODES = {name: code for code, name in enumerate(speed.LANGUAGES)}
 
@@ -113,8 +113,13 @@ def test_java_json_headers_are_written_byte_for_byte(golden: Golden) -> None:
 
 def fields_of(frame: Frame) -> tuple[Any, ...]:
     return (
-        *(frame.code, frame.language, frame.version, frame.opaque, frame.flag),
-        *(frame.remark, frame.ext),
+        frame.code,
+        frame.language,
+        frame.version,
+        frame.opaque,
+        frame.flag,
+        frame.remark,
+        frame.ext,
     )
 
 
@@ -123,7 +128,7 @@ def fields_of(frame: Frame) -> tuple[Any, ...]:
 def test_walk_over_a_java_log(golden: Golden, flavour: Any) -> None:
     manifest = golden.manifest("store")
     walked: list[speed.Entry] = []
-    records = []
+    records: list[Record] = []
     ends = []
     for file in manifest["commitlog_files"]:
         data = (golden.path / "store" / file["file"]).read_bytes()

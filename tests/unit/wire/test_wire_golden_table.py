@@ -11,6 +11,7 @@ from tests.goldens import Golden, each_golden, frames
 
 from cosmodrome.wire import bodies, fastjson, table
 from cosmodrome.wire.bodies import Body
+from cosmodrome.wire.frame import Frame
 
 # Fields that any request may carry and no handler reads: routing hints of 4.9 and 5.x clients,
 # access control, and the request time.
@@ -134,7 +135,7 @@ def test_reply_fields_are_known_and_come_back(golden: Golden) -> None:
         known = {field.encode_name for field in table.header_fields(row.reply)}
         assert set(ext) <= known, row.name
         if frame["code"] in row.success_codes:
-            reply = table.decode_reply(row, table.Frame(code=frame["code"], opaque=1, ext=ext))
+            reply = table.decode_reply(row, Frame(code=frame["code"], opaque=1, ext=ext))
             assert table.encode(reply) == ext, row.name
             seen += 1
     assert seen > (300 if golden.is_own else 1500)

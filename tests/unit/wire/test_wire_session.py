@@ -8,8 +8,8 @@ from cosmodrome.errors import Code, ProtocolError, Refused, Unreachable
 from cosmodrome.layout import FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_BINARY, SERIALIZE_JSON
 from cosmodrome.wire.commands.client import NotifyConsumerIdsChanged
 from cosmodrome.wire.commands.offset import GetMaxOffset
-from cosmodrome.wire.frame import Frame, decode, encode
-from cosmodrome.wire.session import Session
+from cosmodrome.wire.frame import Frame, InPlaceSplitter, decode, encode
+from cosmodrome.wire.session import RepeatedRequest, Session
 from cosmodrome.wire.table import Reply
 
 ASK = GetMaxOffset(topic="T", queue_id=3)
@@ -128,6 +128,37 @@ async def test_opaque_is_never_zero_and_wraps() -> None:
     assert request_of(session.push(NOTE)).opaque == 0x7FFFFFFF
     assert request_of(session.push(NOTE)).opaque == 2  # 1 is still waited for
     first.cancel()
+
+
+async def test_a_repeated_request_differs_by_one_number() -> None:
+    request = RepeatedRequest(ASK, "queueId")
+    signed: list[Frame] = []
+    for session in (Session(), Session(prepare=signed.append), Session(serialize=SERIALIZE_BINARY)):
+        (first, data), (second, more) = (
+            session.request_repeated(request, number, waiter()) for number in (8, 9)
+        )
+        frames = [request_of(data), request_of(more)]
+        assert [frame.opaque for frame in frames] == [first, second] == [1, 2]
+        assert [frame.ext for frame in frames] == [
+            {"topic": "T", "queueId": "8"},
+            {"topic": "T", "queueId": "9"},
+        ]
+        assert {frame.code for frame in frames} == {30}
+        assert session.waiting == 2
+    assert len(signed) == 2
+    assert frames[0].serialize == SERIALIZE_BINARY
+
+
+async def test_a_splitter_of_the_driver_leaves_bodies_in_place() -> None:
+    splitter = InPlaceSplitter()
+    session = Session(splitter=splitter)
+    answer = waiter()
+    opaque, _ = session.request(ASK, answer)
+    buffer = bytearray(encode(Frame(0, opaque, FLAG_RESPONSE, body=b"view")))
+    session.receive(memoryview(buffer))
+    assert splitter.used == len(buffer)
+    buffer[-4:] = b"seen"
+    assert answer.result().body == b"seen"
 
 
 async def test_waiters_are_bounded() -> None:

@@ -23,13 +23,15 @@ CACHED_CHARACTERS_MAX = 1 << 20
 
 
 class Expression:
-    """A condition that was read once and tests any number of messages."""
+    """A condition that was read once and tests any number of messages; one test takes at most
+    `comparisons`."""
 
-    __slots__ = ("_test", "text")
+    __slots__ = ("_test", "comparisons", "text")
 
-    def __init__(self, text: str, test: Test) -> None:
+    def __init__(self, text: str, test: Test, comparisons: int) -> None:
         self.text = text
         self._test = test
+        self.comparisons = comparisons
 
     def matches(self, properties: Properties) -> bool:
         try:
@@ -60,7 +62,7 @@ def _read(text: str) -> Expression:
             f"the expression has {len(text)} characters; {CHARACTERS_MAX} is the limit",
             text,
         )
-    return Expression(text, parse(text))
+    return Expression(text, *parse(text))
 
 
 class _Memo:

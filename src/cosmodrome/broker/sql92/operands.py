@@ -143,10 +143,10 @@ def is_null(operand: Operand, *, negated: bool) -> Test:
     return lambda properties: (get(properties) is None) is not negated
 
 
-def is_in(name: str, wanted: frozenset[str], *, negated: bool) -> Test:
+def is_in(name: str, texts: frozenset[str], *, negated: bool) -> Test:
     def test(properties: Properties) -> bool | None:
         value = properties.get(name)
-        return None if value is None else (value in wanted) is not negated
+        return None if value is None else (value in texts) is not negated
 
     return test
 

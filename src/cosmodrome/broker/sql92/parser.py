@@ -37,6 +37,7 @@ from cosmodrome.broker.sql92.operands import (
 from cosmodrome.broker.sql92.tokens import TEXT_WORDS, Kind, Sql92Error, Token, tokens_of
 from cosmodrome.broker.sql92.values import number_of
 
+WORDS_PER_COMPARISON = 4  # a > 5 AND
 NESTING_MAX = 100  # of parentheses and signs while reading
 DEPTH_MAX = 250  # of tests inside tests while testing
 
@@ -45,9 +46,11 @@ _LEVELS = {"OR": 1, "AND": 2, "=": 3, "<>": 3, "IS": 3}
 _LEVELS |= dict.fromkeys((">", ">=", "<", "<=", "BETWEEN", "IN", "NOT", *TEXT_WORDS), 4)
 
 
-def parse(text: str) -> Test:
-    """The test that a text describes; Sql92Error when it describes none."""
-    return _Parser(text).whole()
+def parse(text: str) -> tuple[Test, int]:
+    """The test that a text describes, and how many comparisons it makes at most; Sql92Error when
+    it describes none."""
+    parser = _Parser(text)
+    return parser.whole(), parser.comparisons
 
 
 class _Parser:
@@ -56,6 +59,7 @@ class _Parser:
         self._tokens = tokens_of(text)
         self._next = 0
         self._nesting = 0
+        self.comparisons = 1 + len(self._tokens) // WORDS_PER_COMPARISON
 
     def whole(self) -> Test:
         if self._seen().kind is Kind.END:
@@ -156,11 +160,11 @@ class _Parser:
     def _in(self, left: Operand, *, negated: bool) -> Operand:
         name = self._property(left, "IN")
         self._demand("(", "( behind IN")
-        wanted = [self._string("a text in single quotes")]
+        texts = [self._string("a text in single quotes")]
         while self._accept(","):
-            wanted.append(self._string("a text in single quotes"))
+            texts.append(self._string("a text in single quotes"))
         self._demand(")", ", or ) in the list of IN")
-        return truth(is_in(name, frozenset(wanted), negated=negated), left.at, 1)
+        return truth(is_in(name, frozenset(texts), negated=negated), left.at, 1)
 
     def _unary(self) -> Operand:
         token = self._take()
@@ -230,10 +234,10 @@ class _Parser:
             raise self._error(operand.at, f"expected a property in front of {word}")
         return operand.name
 
-    def _string(self, wanted: str) -> str:
+    def _string(self, expected: str) -> str:
         token = self._take()
         if token.kind is not Kind.STRING:
-            raise self._error(token.at, _expected(wanted, token))
+            raise self._error(token.at, _expected(expected, token))
         return token.text[1:-1].replace("''", "'")
 
     def _seen(self) -> Token:
@@ -252,9 +256,9 @@ class _Parser:
         self._next += 1
         return True
 
-    def _demand(self, text: str, wanted: str) -> None:
+    def _demand(self, text: str, expected: str) -> None:
         if not self._accept(text):
-            raise self._error(self._seen().at, _expected(wanted, self._seen()))
+            raise self._error(self._seen().at, _expected(expected, self._seen()))
 
     def _enter(self, token: Token) -> None:
         self._nesting += 1
@@ -272,8 +276,8 @@ def _operator(token: Token) -> str:
     return token.text.upper() if token.kind is Kind.WORD else token.text
 
 
-def _expected(wanted: str, found: Token) -> str:
+def _expected(expected: str, found: Token) -> str:
     hint = ""
     if found.kind is Kind.NAME and found.text.upper() == "LIKE":
         hint = "; there is no LIKE, use CONTAINS, STARTSWITH or ENDSWITH"
-    return f"expected {wanted}, found {found}{hint}"
+    return f"expected {expected}, found {found}{hint}"

@@ -1,4 +1,4 @@
-"""The words of an SQL92 filter, each with its place, and the error that points at one."""
+"""The words of an SQL92 filter, each with its position, and the error that points at one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from cosmodrome.errors import CosmodromeError
 
+WORDS_MAX = 1_024  # of one expression: 256 comparisons of a property with a constant
 _EXCERPT = 40  # characters shown on either side of an error
 
 
@@ -42,13 +43,8 @@ class Token(NamedTuple):
         return "the end of the expression" if self.kind is Kind.END else self.text[:32]
 
 
-_WORDS = frozenset(
-    (
-        *("OR", "AND", "NOT", "IS", "NULL", "BETWEEN", "IN", "TRUE", "FALSE"),
-        *("CONTAINS", "STARTSWITH", "ENDSWITH"),
-    )
-)
 TEXT_WORDS = frozenset(("CONTAINS", "STARTSWITH", "ENDSWITH"))
+_WORDS = TEXT_WORDS.union(("OR", "AND", "NOT", "IS", "NULL", "BETWEEN", "IN", "TRUE", "FALSE"))
 _TOKEN = re.compile(
     r"""(?P<skip>[ \t\n\r\f]+|--[^\r\n]*|/\*.*?\*/)
       | (?P<number>(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?
@@ -77,6 +73,9 @@ def tokens_of(text: str) -> list[Token]:
     found: list[Token] = []
     at = 0
     while at < len(text):
+        if len(found) >= WORDS_MAX:
+            why = f"the expression has more than {WORDS_MAX} words and signs; test less in one"
+            raise Sql92Error(at, why, text)
         match = _TOKEN.match(text, at)
         if match is None:
             sign = text[at]

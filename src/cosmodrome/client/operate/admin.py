@@ -12,10 +12,10 @@ joins no group and sends no heartbeats.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
+from typing import NamedTuple
 
 from cosmodrome.client.instance import Instance, acquire, release
+from cosmodrome.client.operate.accounts import Accounts
 from cosmodrome.client.operate.fleet import Fleet
 from cosmodrome.client.operate.groups import Groups
 from cosmodrome.client.operate.messages import Messages
@@ -23,6 +23,7 @@ from cosmodrome.client.operate.offsets import GroupOffsets
 from cosmodrome.client.operate.topics import Topics
 from cosmodrome.client.options import ClientOptions
 from cosmodrome.env.base import Env
+from cosmodrome.env.lifecycle import AsyncLifecycle
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, ConfigError, Refused
 from cosmodrome.wire import bodies, properties_text
@@ -166,7 +167,17 @@ class NameServers:
         return bodies.decode(KVTable, reply.body).table
 
 
-class Admin:
+class _Parts(NamedTuple):
+    topics: Topics
+    groups: Groups
+    offsets: GroupOffsets
+    messages: Messages
+    brokers: Brokers
+    name_servers: NameServers
+    accounts: Accounts
+
+
+class Admin(AsyncLifecycle):
     """`async with Admin(namesrv) as admin:`, then the calls of its parts."""
 
     def __init__(
@@ -185,21 +196,20 @@ class Admin:
         self._env = env or real_env()
         self._instance: Instance | None = None
         self._fleet: Fleet | None = None
-        self._parts: tuple[Topics, Groups, GroupOffsets, Messages, Brokers, NameServers] | None = (
-            None
-        )
+        self._parts: _Parts | None = None
 
     async def start(self) -> None:
         if self._instance is None:
             self._instance = await acquire(self._namesrv, self._options, self._env)
             self._fleet = fleet = Fleet(self._instance, self._timeout_ms)
-            self._parts = (
+            self._parts = _Parts(
                 Topics(fleet),
                 Groups(fleet),
                 GroupOffsets(fleet),
                 Messages(fleet, self._options.namespace),
                 Brokers(fleet),
                 NameServers(fleet),
+                Accounts(fleet),
             )
 
     async def stop(self) -> None:
@@ -207,18 +217,6 @@ class Admin:
         self._fleet = None
         if instance is not None:
             await release(instance)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     @property
     def fleet(self) -> Fleet:
@@ -229,29 +227,33 @@ class Admin:
 
     @property
     def topics(self) -> Topics:
-        return self._started()[0]
+        return self._started().topics
 
     @property
     def groups(self) -> Groups:
-        return self._started()[1]
+        return self._started().groups
 
     @property
     def offsets(self) -> GroupOffsets:
-        return self._started()[2]
+        return self._started().offsets
 
     @property
     def messages(self) -> Messages:
-        return self._started()[3]
+        return self._started().messages
 
     @property
     def brokers(self) -> Brokers:
-        return self._started()[4]
+        return self._started().brokers
 
     @property
     def name_servers(self) -> NameServers:
-        return self._started()[5]
+        return self._started().name_servers
 
-    def _started(self) -> tuple[Topics, Groups, GroupOffsets, Messages, Brokers, NameServers]:
+    @property
+    def accounts(self) -> Accounts:
+        return self._started().accounts
+
+    def _started(self) -> _Parts:
         if self._parts is None:
             raise ConfigError("this Admin is not started; use `async with Admin(...) as admin:`")
         return self._parts

@@ -12,11 +12,11 @@ from typing import Any, Generic, TypeVar
 
 from cosmodrome.client.instance import Instance
 from cosmodrome.client.namespace import unwrap, wrap
-from cosmodrome.client.routes import MASTER
+from cosmodrome.client.routes import ADDRESSES_MAX, decode_route
 from cosmodrome.client.values import MessageQueue, NoRoute
-from cosmodrome.errors import Code, ConfigError, CosmodromeError, Refused
+from cosmodrome.errors import Code, ConfigError, CosmodromeError, ProtocolError, Refused
 from cosmodrome.wire import bodies
-from cosmodrome.wire.bodies import ClusterInfo, TopicRouteData
+from cosmodrome.wire.bodies import MASTER_ID, ClusterInfo, TopicRouteData
 from cosmodrome.wire.commands.route import GetBrokerClusterInfo, GetRouteinfoByTopic
 from cosmodrome.wire.table import Command, R
 
@@ -62,6 +62,11 @@ class Fleet:
     def plain(self, name: str) -> str:
         return unwrap(self._instance.options.namespace, name)
 
+    def full_queue(self, queue: MessageQueue) -> MessageQueue:
+        return MessageQueue(
+            topic=self.full(queue.topic), broker_name=queue.broker_name, queue_id=queue.queue_id
+        )
+
     def plain_queue(self, queue: MessageQueue) -> MessageQueue:
         return MessageQueue(
             topic=self.plain(queue.topic), broker_name=queue.broker_name, queue_id=queue.queue_id
@@ -75,7 +80,14 @@ class Fleet:
 
     async def cluster(self) -> ClusterInfo:
         reply = await self._instance.routes.ask(GetBrokerClusterInfo(), self._timeout_ms)
-        return bodies.decode(ClusterInfo, reply.body)
+        info = bodies.decode(ClusterInfo, reply.body)
+        count = sum(1 + len(data.broker_addrs) for data in info.broker_addr_table.values())
+        if count > ADDRESSES_MAX:
+            raise ProtocolError(
+                f"the name server knows {count} brokers and addresses; a client takes at most"
+                f" {ADDRESSES_MAX}. Look for somebody who registers brokers that do not exist"
+            )
+        return info
 
     async def masters(self, *, cluster: str | None = None) -> dict[str, str]:
         """Names and addresses of the masters, of one cluster or of all."""
@@ -85,9 +97,21 @@ class Fleet:
             raise NotThere(f"there is no cluster {cluster!r}; known are: {known}")
         names = info.broker_addr_table if cluster is None else set(info.cluster_addr_table[cluster])
         found = {
-            name: self._called(data.broker_addrs[MASTER])
+            name: self._called(data.broker_addrs[MASTER_ID])
             for name, data in sorted(info.broker_addr_table.items())
-            if name in names and MASTER in data.broker_addrs
+            if name in names and MASTER_ID in data.broker_addrs
+        }
+        if not found:
+            raise NoBrokers("no broker is registered; start one, or check the name servers")
+        return found
+
+    async def readable(self) -> dict[str, str]:
+        """Names and addresses of the masters; where there is none, of the slave that stands in."""
+        info = await self.cluster()
+        found = {
+            name: self._called(data.broker_addrs[min(data.broker_addrs)])
+            for name, data in sorted(info.broker_addr_table.items())
+            if data.broker_addrs
         }
         if not found:
             raise NoBrokers("no broker is registered; start one, or check the name servers")
@@ -118,15 +142,15 @@ class Fleet:
             if refusal.code != Code.TOPIC_NOT_EXIST:
                 raise
             raise NoRoute(f"no broker has topic {self.plain(topic)}; check its name") from None
-        return bodies.decode(TopicRouteData, reply.body)
+        return decode_route(topic, reply.body)
 
     async def masters_of(self, topic: str) -> dict[str, str]:
         """The masters that hold a topic (its full name)."""
         route = await self.route(topic)
         return {
-            data.broker_name: self._called(data.broker_addrs[MASTER])
+            data.broker_name: self._called(data.broker_addrs[MASTER_ID])
             for data in sorted(route.broker_datas, key=lambda data: data.broker_name)
-            if MASTER in data.broker_addrs
+            if MASTER_ID in data.broker_addrs
         }
 
     # --- calls -----------------------------------------------------------------------------------
@@ -160,7 +184,7 @@ class Fleet:
             else:
                 results[name] = outcome
         if failures:
-            raise PartlyFailed(_said(requests), failures, results)
+            raise PartlyFailed(_describe(requests), failures, results)
         return results
 
     async def name_servers(self, command: Command[R]) -> dict[str, R]:
@@ -172,7 +196,12 @@ class Fleet:
         return self._instance.links.broker_address(address)
 
 
-def _said(requests: Mapping[str, Command[Any]]) -> str:
+def queue_order(queue: MessageQueue) -> tuple[str, str, int]:
+    """The order in which queues are shown."""
+    return queue.topic, queue.broker_name, queue.queue_id
+
+
+def _describe(requests: Mapping[str, Command[Any]]) -> str:
     row = next(iter(requests.values()))
     return f"{row.name} ({row.request_code})"
 

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from cosmodrome.client.operate.admin import Admin
-from cosmodrome.client.routes import MASTER
 from cosmodrome.client.values import NoRoute
 from cosmodrome.errors import Refused, TimedOut, Unreachable
+from cosmodrome.wire.bodies import MASTER_ID
 
 CALLS_AT_ONCE = 32
 
@@ -73,7 +73,9 @@ async def topic_flows(admin: Admin, topics: Sequence[str]) -> list[TopicFlow]:
         except NoRoute:
             return None  # deleted since it was listed, for example
         addresses = [
-            data.broker_addrs[MASTER] for data in route.broker_datas if MASTER in data.broker_addrs
+            data.broker_addrs[MASTER_ID]
+            for data in route.broker_datas
+            if MASTER_ID in data.broker_addrs
         ]
         incoming = await counted(addresses, "TOPIC_PUT_NUMS", topic)
         groups: list[str] = []

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from cosmodrome.client.operate.fleet import Fleet
+from cosmodrome.client.operate.reading import pull_request
 from cosmodrome.client.options import split_address
 from cosmodrome.client.received import received, received_all
 from cosmodrome.client.values import MessageQueue, ReceivedMessage
 from cosmodrome.errors import Code, ConfigError, ProtocolError, Refused
 from cosmodrome.wire import bodies
 from cosmodrome.wire.commands.broker import QueryConsumeQueue
-from cosmodrome.wire.commands.consume import PullMessage, QueryMessage, ViewMessageById
+from cosmodrome.wire.commands.consume import QueryMessage, ViewMessageById
 from cosmodrome.wire.commands.produce import ListPendingTimers
 from cosmodrome.wire.commands.transaction import ResumeCheckHalfMessage
-from cosmodrome.wire.message import UNIQ_KEY, parse_offset_message_id, unpack_host
+from cosmodrome.wire.message import UNIQ_KEY, host_text, parse_offset_message_id
 from cosmodrome.wire.record import decode_record
 from cosmodrome.wire.report_bodies import (
     PendingTimer,
@@ -20,8 +21,6 @@ from cosmodrome.wire.report_bodies import (
     QueryConsumeQueueResponseBody,
 )
 
-TOOLS_GROUP = "TOOLS_CONSUMER"
-INLINE_SUBSCRIPTION = 4
 EVER_MS = 2**63 - 1
 
 
@@ -31,7 +30,7 @@ class Messages:
         self._namespace = namespace
 
     async def by_id(self, msg_id: str, topic: str | None = None) -> ReceivedMessage:
-        """A message by the id of its place (`offset_msg_id`) or, with its topic, by the unique
+        """A message by its offset id (`offset_msg_id`) or, with its topic, by the unique
         id that its sender gave it."""
         if topic is not None:
             found = await self.by_unique_key(topic, msg_id)
@@ -42,7 +41,7 @@ class Messages:
             address = _address(host)
         except (ProtocolError, ConfigError):
             raise ConfigError(
-                f"{msg_id!r} does not name a place; give the topic as well to search by unique id"
+                f"{msg_id!r} is no offset id; give the topic as well to search by unique id"
             ) from None
         reply = await self._fleet.call(address, ViewMessageById(offset=log_offset))
         return received(
@@ -75,18 +74,7 @@ class Messages:
         """The message at a queue offset; None when there is none."""
         reply = await self._fleet.call(
             await self._fleet.broker(queue.broker_name),
-            PullMessage(
-                consumer_group=TOOLS_GROUP,
-                topic=self._fleet.full(queue.topic),
-                queue_id=queue.queue_id,
-                queue_offset=offset,
-                max_msg_nums=1,
-                sys_flag=INLINE_SUBSCRIPTION,
-                commit_offset=0,
-                suspend_timeout_millis=0,
-                subscription="*",
-                sub_version=0,
-            ),
+            pull_request(self._fleet.full_queue(queue), offset, 1),
         )
         if reply.code != Code.SUCCESS:
             return None
@@ -164,7 +152,6 @@ class Messages:
 
 
 def _address(host: bytes) -> str:
-    ip, port = unpack_host(host)
-    address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
-    split_address(address)  # an id that is no place has no usable port
+    address = host_text(host)
+    split_address(address)  # an id that is no offset id has no usable port
     return address

@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 from typing import Literal
 
-from cosmodrome.client.operate.fleet import Fleet
+from cosmodrome.client.operate.fleet import Fleet, queue_order
 from cosmodrome.client.values import MessageQueue, NoRoute
 from cosmodrome.errors import Code, ConfigError, CosmodromeError, Refused
 from cosmodrome.wire import bodies
@@ -95,7 +95,9 @@ class GroupOffsets:
                 queues[self._fleet.plain_queue(queue)] = QueueProgress(
                     row.broker_offset, row.consumer_offset, row.last_timestamp
                 )
-        return GroupProgress(dict(sorted(queues.items(), key=_place)), tps)
+        return GroupProgress(
+            dict(sorted(queues.items(), key=lambda item: queue_order(item[0]))), tps
+        )
 
     async def lag(self, group: str, topic: str | None = None) -> int:
         return (await self.progress(group, topic)).lag
@@ -155,7 +157,10 @@ class GroupOffsets:
                 )
             else:
                 moved.update(bodies.decode(ResetOffsetBody, reply.body).offset_table)
-        return {self._fleet.plain_queue(q): at for q, at in sorted(moved.items(), key=_place)}
+        return {
+            self._fleet.plain_queue(q): at
+            for q, at in sorted(moved.items(), key=lambda item: queue_order(item[0]))
+        }
 
     async def _has_members(self, address: str, group: str) -> bool:
         """Members would go on from where they are, whatever is written."""
@@ -291,8 +296,3 @@ def _timestamp(to: Moment) -> int:
             f'{to!r} is not a moment; give a datetime, ms since 1970, "begin" or "end"'
         )
     return to
-
-
-def _place(item: tuple[MessageQueue, object]) -> tuple[str, str, int]:
-    queue = item[0]
-    return queue.topic, queue.broker_name, queue.queue_id

@@ -11,15 +11,20 @@ import dataclasses
 from cosmodrome.client.operate.admin import Admin
 from cosmodrome.client.operate.fleet import attempt
 from cosmodrome.client.operate.flows import Flow, TopicFlow, at_once, topic_flows
+from cosmodrome.client.operate.pairs import UP, look
 from cosmodrome.client.operate.standing import GroupStanding, standing
 from cosmodrome.errors import CosmodromeError
-from cosmodrome.wire.names import DLQ_PREFIX, REPLY_TOPIC_SUFFIX, RETRY_PREFIX, is_system_topic
+from cosmodrome.wire.names import (
+    DLQ_PREFIX,
+    REPLY_TOPIC_SUFFIX,
+    RETRY_PREFIX,
+    is_system_group,
+    is_system_topic,
+)
 
 TOPICS_MAX = 500
 GROUPS_MAX = 200
 GROUPS_AT_ONCE = 8  # each is several requests
-SYSTEM_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_ONSAPI_", "CID_ONS-HTTP-PROXY")
-SYSTEM_GROUPS = frozenset({"TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class BrokerLine:
     number: int
     address: str
     runtime: dict[str, str] | None  # None: it does not answer
+    state: str = UP  # as in `pairs`
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,15 +65,17 @@ class Overview:
 async def overview(admin: Admin) -> Overview:
     """Ask everybody once. Unreachable when no name server answers."""
     info = await admin.brokers.cluster()
-    places = sorted(
-        (data.cluster, name, number, address)
-        for name, data in info.broker_addr_table.items()
-        for number, address in data.broker_addrs.items()
-    )
-    answers = await at_once(lambda place: attempt(admin.brokers.runtime(place[3])), places)
     brokers = [
-        BrokerLine(*place, None if isinstance(answer, CosmodromeError) else answer)
-        for place, answer in zip(places, answers, strict=True)
+        BrokerLine(
+            seen.cluster,
+            seen.name,
+            seen.number,
+            seen.address,
+            None if isinstance(seen.runtime, CosmodromeError) else seen.runtime,
+            standing.state,
+        )
+        for pair in await look(admin.fleet, info)
+        for seen, standing in pair.members
     ]
     own = {*info.broker_addr_table, *info.cluster_addr_table}
     topics = [
@@ -83,7 +91,8 @@ async def overview(admin: Admin) -> Overview:
     flows: list[TopicFlow] = []
     if any(line.runtime is not None for line in brokers):
         known = await attempt(admin.groups.names(partial=True))
-        groups = [] if isinstance(known, CosmodromeError) else [*filter(_ordinary, known)]
+        every = [] if isinstance(known, CosmodromeError) else known
+        groups = [name for name in every if not is_system_group(name)]
         found = await attempt(topic_flows(admin, topics[:TOPICS_MAX]))
         flows = [] if isinstance(found, CosmodromeError) else found
     standings = await at_once(
@@ -95,10 +104,6 @@ async def overview(admin: Admin) -> Overview:
         sorted(map(_group, groups, standings), key=_behind),
         max(0, len(topics) - TOPICS_MAX) + max(0, len(groups) - GROUPS_MAX),
     )
-
-
-def _ordinary(group: str) -> bool:
-    return group not in SYSTEM_GROUPS and not group.startswith(SYSTEM_GROUP_PREFIXES)
 
 
 def _topic(flow: TopicFlow) -> TopicLine:

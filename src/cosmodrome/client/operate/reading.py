@@ -13,11 +13,12 @@ from cosmodrome.client.operate.fleet import Fleet
 from cosmodrome.client.received import received_all
 from cosmodrome.client.values import MessageQueue, ReceivedMessage
 from cosmodrome.errors import Code, Refused
+from cosmodrome.layout import PULL_SUBSCRIPTION
+from cosmodrome.wire.bodies import EVERYTHING, TAG, SubscriptionData
 from cosmodrome.wire.commands.consume import PullMessage
 from cosmodrome.wire.commands.offset import GetMaxOffset, GetMinOffset
+from cosmodrome.wire.names import TOOLS_GROUP
 
-TOOLS_GROUP = "TOOLS_CONSUMER"
-INLINE_SUBSCRIPTION = 4
 PAGE_COUNT = 32
 
 
@@ -61,26 +62,36 @@ async def span(fleet: Fleet, queue: MessageQueue, address: str) -> Span:
     return Span(queue, address, max(0, first.offset), max(0, end.offset))
 
 
+def pull_request(
+    queue: MessageQueue,
+    offset: int,
+    count: int,
+    group: str = TOOLS_GROUP,
+    subscription: SubscriptionData | None = None,
+) -> PullMessage:
+    """A pull that is answered at once and moves nobody's progress; without a subscription it
+    brings everything."""
+    return PullMessage(
+        consumer_group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=offset,
+        max_msg_nums=count,
+        sys_flag=PULL_SUBSCRIPTION,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        subscription=EVERYTHING if subscription is None else subscription.sub_string,
+        expression_type=TAG if subscription is None else subscription.expression_type,
+        sub_version=0,
+    )
+
+
 async def page(
     fleet: Fleet, queue: MessageQueue, address: str, offset: int, count: int = PAGE_COUNT
 ) -> Page:
     """Some messages from an offset on; none at the end of the queue."""
     try:
-        reply = await fleet.call(
-            address,
-            PullMessage(
-                consumer_group=TOOLS_GROUP,
-                topic=queue.topic,
-                queue_id=queue.queue_id,
-                queue_offset=offset,
-                max_msg_nums=count,
-                sys_flag=INLINE_SUBSCRIPTION,
-                commit_offset=0,
-                suspend_timeout_millis=0,
-                subscription="*",
-                sub_version=0,
-            ),
-        )
+        reply = await fleet.call(address, pull_request(queue, offset, count))
     except Refused as refusal:
         if refusal.code == Code.NO_PERMISSION:
             # Compat: upstream makes dead letter topics that nobody may read.

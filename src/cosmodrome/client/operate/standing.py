@@ -113,13 +113,13 @@ async def standing(fleet: Fleet, group: str, topic: str | None = None) -> GroupS
 
 async def full_standing(fleet: Fleet, group: str, topic: str | None) -> GroupStanding:
     """The same with names as brokers know them, in question and answer."""
-    masters = await fleet.masters()
+    brokers = await fleet.readable()
     silent: dict[str, str] = {}
     asked = await asyncio.gather(
-        *(_look(fleet, address, group, topic) for address in masters.values())
+        *(_look(fleet, address, group, topic) for address in brokers.values())
     )
     looks: dict[str, _Look] = {}
-    for name, look in zip(masters, asked, strict=True):
+    for name, look in zip(brokers, asked, strict=True):
         if isinstance(look, CosmodromeError):
             silent[name] = str(look)
         else:

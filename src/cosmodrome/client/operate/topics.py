@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from cosmodrome.client.operate.fleet import Fleet
+import msgspec
+
+from cosmodrome.client.operate.fleet import Fleet, queue_order
 from cosmodrome.client.values import MessageQueue, NoRoute
 from cosmodrome.errors import Code, Refused
+from cosmodrome.layout import TOPIC_UNIT, TOPIC_UNIT_SUBSCRIPTION
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import (
     PERM_READ,
@@ -34,6 +37,8 @@ from cosmodrome.wire.commands.topic import (
 from cosmodrome.wire.names import AUTO_CREATE_TOPIC, check_topic
 
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
+QUEUES_DEFAULT = 8
+UNIT, UNIT_SUBSCRIBED = TOPIC_UNIT, TOPIC_UNIT_SUBSCRIPTION  # bits of a topic's flags
 
 
 class Topics:
@@ -44,7 +49,7 @@ class Topics:
         self,
         topic: str,
         *,
-        queues: int = 8,
+        queues: int = QUEUES_DEFAULT,
         read_queues: int | None = None,
         write_queues: int | None = None,
         perm: int = PERM_READ | PERM_WRITE,
@@ -82,22 +87,24 @@ class Topics:
         order: bool | None = None,
         broker: str | None = None,
     ) -> None:
-        """Change what is given and leave the rest, on the brokers that have the topic."""
+        """Change the settings that are not None, on the brokers that have the topic."""
         configs = await self.describe(topic)
         if broker is not None:
             configs = {name: config for name, config in configs.items() if name == broker}
             if not configs:
                 raise NoRoute(f"broker {broker} does not have topic {topic}")
-        requests = {}
-        for name, config in configs.items():
-            config.topic_name = self._fleet.full(topic)
-            config.perm = config.perm if perm is None else perm
-            for wanted in (queues, read_queues):
-                config.read_queue_nums = config.read_queue_nums if wanted is None else wanted
-            for wanted in (queues, write_queues):
-                config.write_queue_nums = config.write_queue_nums if wanted is None else wanted
-            config.order = config.order if order is None else order
-            requests[name] = _update(config)
+        fields = {
+            "topic_name": self._fleet.full(topic),
+            "perm": perm,
+            "read_queue_nums": queues if read_queues is None else read_queues,
+            "write_queue_nums": queues if write_queues is None else write_queues,
+            "order": order,
+        }
+        changes = {name: value for name, value in fields.items() if value is not None}
+        requests = {
+            name: _update(msgspec.structs.replace(config, **changes))
+            for name, config in configs.items()
+        }
         targets = await self._fleet.masters_of(self._fleet.full(topic))
         await self._fleet.every(targets, requests)
 
@@ -173,7 +180,8 @@ class Topics:
         for reply in replies.values():
             merged.update(bodies.decode(TopicStatsTable, reply.body).offset_table)
         return {
-            self._fleet.plain_queue(queue): merged[queue] for queue in sorted(merged, key=_place)
+            self._fleet.plain_queue(queue): merged[queue]
+            for queue in sorted(merged, key=queue_order)
         }
 
     async def consumers(self, topic: str) -> list[str]:
@@ -210,7 +218,3 @@ def _update(config: TopicConfig) -> UpdateAndCreateTopic:
         topic_sys_flag=config.topic_sys_flag,
         order=config.order,
     )
-
-
-def _place(queue: MessageQueue) -> tuple[str, int]:
-    return queue.broker_name, queue.queue_id

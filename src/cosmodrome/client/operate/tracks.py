@@ -12,7 +12,7 @@ from cosmodrome.client.values import NoRoute, ReceivedMessage
 from cosmodrome.errors import Code, ConfigError, ProtocolError, Refused
 from cosmodrome.layout import NAME_END, PAIR_END
 from cosmodrome.wire.bodies import TAG
-from cosmodrome.wire.message import UNIQ_KEY, parse_offset_message_id, unpack_host
+from cosmodrome.wire.message import UNIQ_KEY, host_text, parse_offset_message_id, whole_number
 from cosmodrome.wire.names import TRACE_TOPIC, dlq_topic, retry_topic
 
 TRACE_COUNT_MAX = 256
@@ -25,20 +25,18 @@ _PUB_FIELDS_MIN = 13  # older clients write no offset_msg_id
 
 
 async def find_message(admin: Admin, msg_id: str, topic: str | None = None) -> ReceivedMessage:
-    """By the id of its place, or with its topic by the unique id that its sender gave it.
+    """By its offset id, or with its topic by the unique id that its sender gave it.
 
-    Both ids may look alike, so a place is only asked for where a broker of the cluster is.
+    Both ids may look alike, so only brokers of the cluster are asked for an offset id.
     """
     if topic is not None:
         found = await admin.messages.by_unique_key(topic, msg_id)
         if found is not None:
             return found
     try:
-        host, _ = parse_offset_message_id(msg_id)
-        ip, port = unpack_host(host)
+        address = host_text(parse_offset_message_id(msg_id)[0])
     except ProtocolError:
-        ip, port = "", 0
-    address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+        address = ""
     known = {
         one
         for data in (await admin.brokers.cluster()).broker_addr_table.values()
@@ -47,7 +45,9 @@ async def find_message(admin: Admin, msg_id: str, topic: str | None = None) -> R
     if address not in known:
         where = f"in topic {topic} " if topic is not None else ""
         more = "" if topic is not None else "; a unique id is found with the topic: --topic TOPIC"
-        raise NotThere(f"no message {msg_id[:64]!r} {where}and no broker of that place{more}")
+        raise NotThere(
+            f"no message {msg_id[:64]!r} {where}and no broker at the address in that id{more}"
+        )
     try:
         return await admin.messages.by_id(msg_id)
     except Refused as refusal:
@@ -88,7 +88,7 @@ async def _track(admin: Admin, message: ReceivedMessage, group: str) -> Track:
         return Track(group, state, online, None, why)
     if row.offset <= message.queue_offset:
         return Track(group, "waiting", online, row.offset)
-    if online and not await _wanted(admin, group, message):
+    if online and not await _passes_filter(admin, group, message):
         return Track(group, "filtered", online, row.offset, "its subscription leaves it out")
     unique = message.properties.get(UNIQ_KEY)
     if unique is not None:
@@ -103,7 +103,7 @@ async def _track(admin: Admin, message: ReceivedMessage, group: str) -> Track:
     return Track(group, "consumed", online, row.offset)
 
 
-async def _wanted(admin: Admin, group: str, message: ReceivedMessage) -> bool:
+async def _passes_filter(admin: Admin, group: str, message: ReceivedMessage) -> bool:
     topic = message.record.topic
     for connection in (await admin.groups.connections(group)).values():
         chosen = connection.subscription_table.get(topic)
@@ -143,6 +143,8 @@ async def traces(admin: Admin, msg_id: str, topic: str = TRACE_TOPIC) -> list[Tr
     """
     found: list[Traced] = []
     for message in await admin.messages.by_key(topic, msg_id, max_count=TRACE_COUNT_MAX):
+        if message.damage is not None:
+            continue
         text = message.body.decode(errors="replace")
         for line in text.split(PAIR_END):
             fields = [None if part == "null" else part for part in line.split(NAME_END)]
@@ -171,13 +173,13 @@ def in_order(found: Sequence[Traced]) -> list[Traced]:
         if one.time_ms is not None:
             first_ms[one.msg_id] = min(first_ms.get(one.msg_id, one.time_ms), one.time_ms)
 
-    def place(one: Traced) -> tuple[bool, int, int, int]:
+    def order(one: Traced) -> tuple[bool, int, int, int]:
         at_ms = one.time_ms or 0
         if one.event == "sent":
             return one.time_ms is None, first_ms.get(one.msg_id, 0), 0, at_ms
         return one.time_ms is None, at_ms, 2 if one.event == "consumed" else 1, at_ms
 
-    return sorted(found, key=place)
+    return sorted(found, key=order)
 
 
 def _read(fields: list[str | None], client: str) -> Iterator[Traced]:
@@ -186,7 +188,10 @@ def _read(fields: list[str | None], client: str) -> Iterator[Traced]:
         ok = fields[13] if len(fields) > _PUB_FIELDS_MIN else fields[12]
         sort = _MESSAGE_KINDS.get(fields[11] or "", "")
         yield Traced(
-            *(_number(fields[1]), "sent", fields[3], client),
+            time_ms=_number(fields[1]),
+            event="sent",
+            group=fields[3],
+            client=client,
             status="stored" if ok == "true" else "failed",
             cost_ms=_number(fields[10]),
             topic=fields[4],
@@ -196,7 +201,11 @@ def _read(fields: list[str | None], client: str) -> Iterator[Traced]:
         )
     elif kind == "SubBefore" and len(fields) >= 8:
         yield Traced(
-            *(_number(fields[1]), "consume", fields[3], client, "begun"),
+            time_ms=_number(fields[1]),
+            event="consume",
+            group=fields[3],
+            client=client,
+            status="begun",
             msg_id=fields[5] or "",
             keys=fields[7],
             place=f"attempt {(_number(fields[6]) or 0) + 1}",
@@ -206,8 +215,11 @@ def _read(fields: list[str | None], client: str) -> Iterator[Traced]:
         late = len(fields) >= 9
         code = _CODES.get(fields[6] or "", "") if len(fields) > 6 else ""
         yield Traced(
-            *(_number(fields[7]) if late else None, "consumed", fields[8] if late else None),
-            *(client, "success" if fields[4] == "true" else code or "failed"),
+            time_ms=_number(fields[7]) if late else None,
+            event="consumed",
+            group=fields[8] if late else None,
+            client=client,
+            status="success" if fields[4] == "true" else code or "failed",
             cost_ms=_number(fields[3]),
             msg_id=fields[2] or "",
             keys=fields[5],
@@ -215,7 +227,11 @@ def _read(fields: list[str | None], client: str) -> Iterator[Traced]:
         )
     elif kind == "EndTransaction" and len(fields) >= 13:
         yield Traced(
-            *(_number(fields[1]), "transaction", fields[3], client, (fields[11] or "").lower()),
+            time_ms=_number(fields[1]),
+            event="transaction",
+            group=fields[3],
+            client=client,
+            status=(fields[11] or "").lower(),
             topic=fields[4],
             msg_id=fields[5] or "",
             keys=fields[7],
@@ -224,4 +240,4 @@ def _read(fields: list[str | None], client: str) -> Iterator[Traced]:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else None
+    return whole_number(text or "")

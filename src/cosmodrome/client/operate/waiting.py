@@ -22,6 +22,7 @@ from cosmodrome.wire.message import (
     TAGS,
     TRANSACTION_CHECK_TIMES,
     TRANSACTION_PREPARED_QUEUE_OFFSET,
+    whole_number,
 )
 from cosmodrome.wire.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from cosmodrome.wire.record import decode_record
@@ -51,8 +52,7 @@ class Waiting:
     @property
     def checks(self) -> int:
         """How often producers were asked."""
-        text = self.message.properties.get(TRANSACTION_CHECK_TIMES, "0")
-        return int(text) if text.isascii() and text.isdigit() else 0
+        return whole_number(self.message.properties.get(TRANSACTION_CHECK_TIMES, "")) or 0
 
 
 async def waiting(admin: Admin, broker: str | None = None) -> AsyncIterator[Waiting]:
@@ -65,10 +65,8 @@ async def waiting(admin: Admin, broker: str | None = None) -> AsyncIterator[Wait
             continue
         decided = await _decided(admin, name, address)
         async for half in walk(admin.fleet, Span(queue, address, begin, whole.end)):
-            earlier = half.properties.get(TRANSACTION_PREPARED_QUEUE_OFFSET, "")
-            if half.queue_offset not in decided and (
-                not earlier.isdigit() or int(earlier) not in decided
-            ):
+            earlier = whole_number(half.properties.get(TRANSACTION_PREPARED_QUEUE_OFFSET, ""))
+            if half.queue_offset not in decided and earlier not in decided:
                 yield Waiting("waiting", half)
 
 
@@ -106,9 +104,9 @@ async def _decided(admin: Admin, broker: str, address: str) -> set[int]:
     found: set[int] = set()
     while at < stop:
         # By address: the name would be looked up again for each.
-        place = MessageQueue(topic=OP_HALF_TOPIC, broker_name=address, queue_id=0)
+        queue = MessageQueue(topic=OP_HALF_TOPIC, broker_name=address, queue_id=0)
         entries = (
-            await admin.messages.queue_entries(place, at, min(OPS_AT_ONCE, stop - at))
+            await admin.messages.queue_entries(queue, at, min(OPS_AT_ONCE, stop - at))
         ).queue_data
         if not entries:
             break
@@ -122,6 +120,10 @@ async def _decided(admin: Admin, broker: str, address: str) -> set[int]:
             record = decode_record(reply.body)
             if record.pairs().get(TAGS) == DECIDED_TAG:
                 # Compat: 5.x names several in one record.
-                found |= {int(word) for word in record.body.split(b",") if word.isdigit()}
+                found |= {
+                    number
+                    for word in record.body.split(b",")
+                    if (number := whole_number(word.decode("latin-1"))) is not None
+                }
         at += len(entries)
     return found

@@ -13,10 +13,11 @@ import inspect
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import cast
 
 from cosmodrome.client.receive.consumer_options import ConsumerOptions, Consumption
+from cosmodrome.client.receive.engine.tasks import Tasks, cancel
+from cosmodrome.client.receive.engine.window import Window
 from cosmodrome.client.receive.handlers import (
     Calls,
     Handler,
@@ -24,9 +25,9 @@ from cosmodrome.client.receive.handlers import (
     Reject,
     RetryLater,
     cancelled_within,
-    said,
+    describe,
 )
-from cosmodrome.client.receive.prefetch import Window
+from cosmodrome.client.receive.handling import AGAIN_S, Handling
 from cosmodrome.client.receive.returns import DEAD_LETTER, FIRST_RETRY_LEVEL, Returns
 from cosmodrome.client.values import ReceivedMessage
 from cosmodrome.wire.names import RETRY_PREFIX
@@ -34,19 +35,23 @@ from cosmodrome.wire.names import RETRY_PREFIX
 log = logging.getLogger(__name__)
 
 TURN_S = 0.005  # plain functions have the loop at most this long, and one call
-AGAIN_S = 5.0  # before another attempt at a message that the cluster did not take back
+LATE_SWEEP_S = 60.0
 
 _Batch = tuple[Handler, Window, list[ReceivedMessage]]
 
 
-class Concurrent:
+class Concurrent(Handling):
     def __init__(
-        self, options: ConsumerOptions, listeners: Listeners, calls: Calls, returns: Returns
+        self,
+        options: ConsumerOptions,
+        listeners: Listeners,
+        calls: Calls,
+        returns: Returns,
+        tasks: Tasks,
     ) -> None:
-        self._options = options
-        self._listeners = listeners
-        self._calls = calls
-        self._returns = returns
+        super().__init__(options, listeners, calls, returns, tasks)
+        self._windows: set[Window] = set()
+        self._late_sweep: asyncio.Task[None] | None = None
         self._held: list[tuple[Window, list[ReceivedMessage]]] = []  # until it is known for whom
         self._inline: asyncio.Queue[_Batch] = asyncio.Queue()
         self._batches: asyncio.Queue[_Batch] = asyncio.Queue()
@@ -55,42 +60,43 @@ class Concurrent:
         self._workers: list[asyncio.Task[None]] = []
         self._inline_worker: asyncio.Task[None] | None = None
         self._busy: set[asyncio.Task[None]] = set()
-        self._closing = False
-        # Told when a worker ends; without workers nothing would come any more.
-        self.worker_ended: Callable[[asyncio.Task[None]], None] = lambda _: None
 
     # --- messages come in ------------------------------------------------------------------------
+
+    def opened(self, window: Window) -> None:
+        self._windows.add(window)
+        if self._late_sweep is None:
+            self._late_sweep = self._tasks.spawn(self._sweep())
+
+    async def closed(self, window: Window) -> None:
+        self._windows.discard(window)
 
     def offer(self, window: Window, messages: list[ReceivedMessage]) -> None:
         """They are in the window already."""
         if not self._listeners.by_topic or not window.queue.topic.startswith(RETRY_PREFIX):
             # All of one topic, or all for one handler: only retry topics mix.
-            self._place(self._listeners.find(messages[0].topic), window, messages)
+            self._hand_over(self._listeners.find(messages[0].topic), window, messages)
             return
         for topic, run in itertools.groupby(messages, key=lambda message: message.topic):
-            self._place(self._listeners.find(topic), window, list(run))
+            self._hand_over(self._listeners.find(topic), window, list(run))
 
     def decided(self) -> None:
         """There is a new handler, or the user began to iterate."""
-        loop = asyncio.get_running_loop()
         if self._listeners.inline and self._inline_worker is None:
             # Operators look for this name in stacks; the Java client gives it to its threads.
-            self._inline_worker = loop.create_task(
+            self._inline_worker = self._tasks.spawn(
                 self._work_inline(), name="ConsumeMessageThread_0"
             )
-            self._inline_worker.add_done_callback(self.worker_ended)
         if self._listeners.waiting and not self._workers:
             self._workers = [
-                loop.create_task(self._work(), name=f"ConsumeMessageThread_{number}")
+                self._tasks.spawn(self._work(), name=f"ConsumeMessageThread_{number}")
                 for number in range(1, self._options.concurrency + 1)
             ]
-            for worker in self._workers:
-                worker.add_done_callback(self.worker_ended)
         held, self._held = self._held, []
         for window, messages in held:
             self.offer(window, messages)
 
-    def _place(
+    def _hand_over(
         self, handler: Handler | None, window: Window, messages: list[ReceivedMessage]
     ) -> None:
         if handler is None:
@@ -107,22 +113,25 @@ class Concurrent:
 
     # --- handlers --------------------------------------------------------------------------------
 
+    # Workers keep no name for what they work on: one that waits would hold its last messages.
+
     async def _work(self) -> None:
+        while not self._closing:
+            await self._call(*await self._batches.get())
+
+    async def _call(self, handler: Handler, window: Window, batch: list[ReceivedMessage]) -> None:
+        if window.dropped:
+            return
         task = asyncio.current_task()
         assert task is not None
-        time = asyncio.get_running_loop().time
-        while not self._closing:
-            handler, window, batch = await self._batches.get()
-            if window.dropped:
-                continue
-            now = time()
-            for message in batch:
-                window.started[message.queue_offset] = now
-            self._busy.add(task)
-            try:
-                await self._settle(window, batch, await self._calls.call(handler, window, batch))
-            finally:
-                self._busy.discard(task)
+        now = asyncio.get_running_loop().time()
+        for message in batch:
+            window.started[message.queue_offset] = now
+        self._busy.add(task)
+        try:
+            await self._conclude(window, batch, await self._calls.call(handler, window, batch))
+        finally:
+            self._busy.discard(task)
 
     async def _work_inline(self) -> None:
         task = asyncio.current_task()
@@ -131,21 +140,23 @@ class Concurrent:
         turn = time()
         simple = self._options.batch == 1 and not self._calls.hooked
         while not self._closing:
-            handler, window, messages = await self._inline.get()
+            work = await self._inline.get()
             self._busy.add(task)
             try:
                 if simple:
-                    turn = await self._each(handler, window, messages, turn)
+                    turn = await self._each(*work, turn)
                 else:
-                    await self._batched(handler, window, messages)
+                    await self._batched(*work)
                     await asyncio.sleep(0)
             finally:
+                del work
                 self._busy.discard(task)
 
     async def _each(
         self, handler: Handler, window: Window, messages: list[ReceivedMessage], turn: float
     ) -> float:
-        """One call per message, directly. The time of the last pause is taken and returned."""
+        """One call per message, directly. `turn` is when this worker last let others run; the new
+        time is returned."""
         time, call = asyncio.get_running_loop().time, handler.call
         done: list[ReceivedMessage] = []
         failures: list[tuple[ReceivedMessage, Exception]] = []
@@ -165,16 +176,16 @@ class Concurrent:
             now = time()
             if now - turn > TURN_S:
                 window.finish(done)
-                self._calls.counted(window, len(done), 0, (now - began) * 1000)
+                self._calls.counted(window, len(done), 0, began, now)
                 done.clear()
                 await asyncio.sleep(0)
                 turn = began = time()
         window.finish(done)
         window.consumed_at = now = time()
-        self._calls.counted(window, len(done), len(failures), (now - began) * 1000)
+        self._calls.counted(window, len(done), len(failures), began, now)
         if failures:
             await asyncio.gather(
-                *(self._settle(window, [message], error) for message, error in failures)
+                *(self._conclude(window, [message], error) for message, error in failures)
             )
         return turn
 
@@ -186,11 +197,11 @@ class Concurrent:
             if window.dropped or self._closing:
                 return
             batch = messages[at : at + size]
-            await self._settle(window, batch, await self._calls.call(handler, window, batch))
+            await self._conclude(window, batch, await self._calls.call(handler, window, batch))
 
     # --- what becomes of them --------------------------------------------------------------------
 
-    async def _settle(
+    async def _conclude(
         self, window: Window, batch: list[ReceivedMessage], error: Exception | None
     ) -> None:
         level = 0
@@ -206,15 +217,18 @@ class Concurrent:
         elif batch:
             log.warning(
                 "handler failed: message=%s offset=%d attempt=%d reason=%s",
-                *(batch[0].msg_id, batch[0].queue_offset, batch[0].reconsume_times + 1),
-                said(error),
+                batch[0].msg_id,
+                batch[0].queue_offset,
+                batch[0].reconsume_times + 1,
+                describe(error),
                 exc_info=error,
             )
         for message in batch:
             await self.put_back(window, message, level)
 
     async def put_back(self, window: Window, message: ReceivedMessage, level: int) -> None:
-        """Not done: give it to the cluster, or, when it does not take it, try again here."""
+        """It is not done: give it back to the cluster. When the cluster does not take it, try again
+        here."""
         window.started.pop(message.queue_offset, None)
         if not window.holds(message):
             return
@@ -232,6 +246,13 @@ class Concurrent:
         if not self._closing and window.holds(message):
             self.offer(window, [message])
 
+    async def _sweep(self) -> None:
+        every_s = min(LATE_SWEEP_S, self._options.consume_timeout_ms / 1000)
+        while True:
+            await asyncio.sleep(every_s)
+            for window in list(self._windows):
+                await self.give_up_late(window)
+
     async def give_up_late(self, window: Window) -> None:
         """Give back what is being processed for longer than the timeout."""
         limit = asyncio.get_running_loop().time() - self._options.consume_timeout_ms / 1000
@@ -243,7 +264,8 @@ class Concurrent:
                 continue
             log.warning(
                 "message takes too long, giving it back: message=%s limit_ms=%d",
-                *(message.msg_id, self._options.consume_timeout_ms),
+                message.msg_id,
+                self._options.consume_timeout_ms,
             )
             await self.put_back(window, message, FIRST_RETRY_LEVEL)
 
@@ -258,7 +280,7 @@ class Concurrent:
                     self._handed.put_nowait(None)  # for others that iterate
                     break
                 window, messages = handed
-                self._in_hand.extend((window, message) for message in messages)
+                self._in_hand.extend([(window, message) for message in messages])
                 continue
             window, message = self._in_hand.popleft()
             if window.dropped:
@@ -268,11 +290,11 @@ class Concurrent:
             consumption = None
             if self._calls.hooked:
                 consumption = self._calls.begin(window, [message], iterated=True)
-            message._settle = functools.partial(self._settled, window, consumption, began)
+            message._on_answer = functools.partial(self._answered, window, consumption, began)
             return message
         return None
 
-    async def _settled(
+    async def _answered(
         self,
         window: Window,
         consumption: Consumption | None,
@@ -280,8 +302,8 @@ class Concurrent:
         message: ReceivedMessage,
         level: int | None,
     ) -> None:
-        """The user said what became of it; only the first word counts."""
-        message._settle = None
+        """The user acknowledged it or wants it again; only the first answer counts."""
+        message._on_answer = None
         if level is None:
             window.finish((message,))
             self._calls.end(window, consumption, 1, began, None)
@@ -294,12 +316,15 @@ class Concurrent:
 
     def end(self) -> None:
         """Begin no more calls and end the iteration."""
-        self._closing = True
+        super().end()
         self._handed.put_nowait(None)
 
-    async def stop(self, timeout_s: float) -> None:
-        """Let calls that run finish, within the time."""
+    async def stop(self) -> None:
+        """Let calls that run finish, within `close_timeout_ms`."""
         self.end()
+        await super().stop()
+        if self._late_sweep is not None:
+            await cancel(self._late_sweep)
         workers = {*self._workers}
         if self._inline_worker is not None:
             workers.add(self._inline_worker)
@@ -311,9 +336,9 @@ class Concurrent:
             task.cancel()
         try:
             if busy:
-                await asyncio.wait(busy, timeout=timeout_s)
+                await asyncio.wait(busy, timeout=self._options.close_timeout_ms / 1000)
         finally:
             for task in workers:
                 task.cancel()
         if workers:
-            await asyncio.wait(workers)  # one that failed has said so: `worker_ended`
+            await asyncio.wait(workers)  # one that failed has ended the consumer: `Tasks`

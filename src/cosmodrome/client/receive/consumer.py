@@ -14,39 +14,48 @@ Delivery is at least once: after a change of the group a message may come twice.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 from collections.abc import AsyncIterator, Callable
-from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
-from cosmodrome.client.instance import acquire
-from cosmodrome.client.namespace import unwrap, wrap
+from cosmodrome.client.instance import Instance
+from cosmodrome.client.namespace import unwrap
 from cosmodrome.client.options import ClientOptions
+from cosmodrome.client.receive.base_consumer import BaseConsumer
+from cosmodrome.client.receive.concurrent import Concurrent
 from cosmodrome.client.receive.consumer_options import (
     ConsumerOptions,
     ConsumerSettings,
     Consumption,
-    as_ms,
 )
-from cosmodrome.client.receive.handlers import Handler, Listeners, Reject, RetryLater
-from cosmodrome.client.receive.member import Member
-from cosmodrome.client.receive.progress import raise_unless_stored
-from cosmodrome.client.receive.subscriptions import Subscription, check
+from cosmodrome.client.receive.engine.member import Member
+from cosmodrome.client.receive.engine.options import as_ms
+from cosmodrome.client.receive.engine.progress import raise_unless_stored
+from cosmodrome.client.receive.engine.queue_calls import offset_at
+from cosmodrome.client.receive.engine.report import Rates
+from cosmodrome.client.receive.engine.subscriptions import Subscription
+from cosmodrome.client.receive.engine.tasks import Tasks
+from cosmodrome.client.receive.handlers import Calls, Handler, Listeners, Reject, RetryLater
+from cosmodrome.client.receive.ordered import Ordered
+from cosmodrome.client.receive.returns import Returns
 from cosmodrome.client.trace import Consumption as Traced
 from cosmodrome.client.trace import TraceRecorder
-from cosmodrome.client.values import MessageQueue, NoRoute, ReceivedMessage
+from cosmodrome.client.values import MessageQueue, ReceivedMessage
 from cosmodrome.env.base import Env
-from cosmodrome.env.real import real_env
 from cosmodrome.errors import ConfigError
-from cosmodrome.wire.names import TRACE_TOPIC, check_group, check_topic, retry_topic
+from cosmodrome.wire.names import TRACE_TOPIC, check_topic, retry_topic
 
 RESERVED_GROUP = "DEFAULT_CONSUMER"
 TRACE_RAISED, TRACE_FAILED = 2, 4  # context codes of trace records
 
 
-class Consumer:
-    """A member of a consumer group. Fields of `ConsumerOptions` are given by name."""
+class Consumer(BaseConsumer):
+    """A member of a consumer group. Fields of `ConsumerOptions` are given by name.
+
+    A message whose body cannot be read (it does not decompress, say) reaches no handler and no
+    iteration: it goes to the dead letters of the group. Broadcasting has none; there it is
+    dropped, with an error in the log.
+    """
 
     def __init__(
         self,
@@ -60,25 +69,18 @@ class Consumer:
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         """`trace` stores what happens to every message in the trace topic, for operators."""
-        self._namesrv = namesrv
-        self._client = client or ClientOptions()
-        self._env = env or real_env()
+        super().__init__(namesrv, group, client, env)
         self._trace: TraceRecorder | None = None
         if trace:
             self._trace = TraceRecorder(
-                *(namesrv, group, "CONSUME", self._client, self._env, trace_topic)
+                namesrv, group, "CONSUME", self._client, self._env, trace_topic
             )
             settings["hooks"] = (*settings.get("hooks", ()), _TraceHook(self._trace))
         self.options = ConsumerOptions(**settings)
-        self.group = group
-        self._full_group = wrap(self._client.namespace, group)
-        check_group(self._full_group)
         if group == RESERVED_GROUP:
             raise ConfigError(f"the group name {group} is reserved; choose another one")
-        self._subscriptions: dict[str, Subscription] = {}  # by full topic name
         self._listeners = Listeners()
-        self._running: Member | None = None
-        self._starting = asyncio.Lock()
+        self._work: Concurrent | Ordered | None = None
         self._closed = False
 
     # --- life ------------------------------------------------------------------------------------
@@ -90,25 +92,31 @@ class Consumer:
                 raise ConfigError("this consumer was closed; make a new one")
             if self._running is not None:
                 return
-            instance = await acquire(
-                self._namesrv, self._client, self._env, consumer_group=self._full_group
-            )
-            running = Member(
-                instance, self._full_group, self.options, self._subscriptions, self._listeners
-            )
+            member = self._member(await self._acquire())
             if self.options.clustering:
                 topic = retry_topic(self._full_group)
-                self._subscriptions[topic] = Subscription.of(topic, self._env.clock.now_ms())
+                member.subscriptions[topic] = Subscription.of(topic, self._env.clock.now_ms())
             try:
                 if self._trace is not None:
                     await self._trace.start()
-                await running.start()
+                member.start()
+                await member.join()
             except BaseException:
-                await running.stop()
+                await member.stop()
                 if self._trace is not None:
                     await self._trace.stop()
                 raise
-            self._running = running
+            self._running = member
+
+    def _member(self, instance: Instance) -> Member:
+        tasks = Tasks(self._full_group)
+        rates = Rates(asyncio.get_running_loop().time)
+        shown = unwrap(self._client.namespace, self._full_group)
+        calls = Calls(shown, self.options, rates, self._env.clock)
+        returns = Returns(instance, self._full_group, self.options)
+        kind = Ordered if self.options.orderly else Concurrent
+        self._work = kind(self.options, self._listeners, calls, returns, tasks)
+        return Member(instance, self._full_group, self.options, self._work, tasks, rates)
 
     async def stop(self) -> None:
         """Let handlers that run finish, commit, and leave the group."""
@@ -119,18 +127,6 @@ class Consumer:
             await running.stop()
         if self._trace is not None:
             await self._trace.stop()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     # --- what to read ----------------------------------------------------------------------------
 
@@ -147,30 +143,21 @@ class Consumer:
         messages; the others go to `run` or to the iteration. A topic that does not exist yet is
         read as soon as it does."""
         await self.start()
-        full = wrap(self._client.namespace, topic)
+        full = self._full_topic(topic)
         check_topic(full)
-        before = self._subscriptions.get(full)
+        member = self._live()
+        before = member.subscriptions.get(full)
         version = max(self._env.clock.now_ms(), before.version + 1 if before else 0)
         subscription = Subscription.of(full, version, tags=tags, sql=sql)
-        running = self._live()
-        await check(running.instance, self._full_group, subscription)
+        await member.check(subscription)
         if handler is not None:
             self._listeners.by_topic[unwrap(self._client.namespace, full)] = Handler(handler)
-            running.decided()
-        # Brokers have to know the member before one of them is asked for the members.
-        async with running.assignment.between_rounds:
-            self._subscriptions[full] = subscription
-            with contextlib.suppress(NoRoute):
-                await running.instance.routes.get(full)
-            await running.instance.heartbeat()
-        if not await running.assignment.rebalance():
-            running.assignment.rebalance_soon()
+            self._decided()
+        await member.subscribe(subscription)
 
     async def unsubscribe(self, topic: str) -> None:
-        full = wrap(self._client.namespace, topic)
-        if self._subscriptions.pop(full, None) is not None and self._running is not None:
-            await self._running.instance.heartbeat()
-            await self._running.assignment.rebalance()
+        if self._running is not None:
+            await self._running.unsubscribe(self._full_topic(topic))
         # Last: what was pulled before is not for the handlers of other topics.
         self._listeners.by_topic.pop(topic, None)
 
@@ -178,17 +165,17 @@ class Consumer:
         """Call a handler with every message (a list of them when `batch` is above 1) until the
         consumer is closed. None: for topics whose handlers were given to `subscribe`."""
         await self.start()
-        running = self._live()
+        member = self._live()
         if handler is not None:
             if self._listeners.iterating or self._listeners.default is not None:
                 raise ConfigError(
                     "this consumer already has a handler or is iterated; use one of the two"
                 )
             self._listeners.default = Handler(handler)
-            running.decided()
+            self._decided()
         elif not self._listeners.by_topic and self._listeners.default is None:
             raise ConfigError("there is no handler; give one to run or to subscribe")
-        await asyncio.shield(running.ended)
+        await asyncio.shield(member.tasks.ended)
 
     def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         if self._listeners.default is not None:
@@ -196,28 +183,28 @@ class Consumer:
         return self
 
     async def __anext__(self) -> ReceivedMessage:
-        running = self._running
-        if running is None:
+        member, work = self._running, self._work
+        if member is None or work is None:
             raise StopAsyncIteration
         if not self._listeners.iterating:
             self._listeners.iterating = True
-            running.decided()
-        message = await running.work.next()
+            self._decided()
+        message = await work.next()
         if message is None:
-            running.raise_failure()
+            member.tasks.raise_failure()
             raise StopAsyncIteration
         return message
 
+    def _decided(self) -> None:
+        """There is a new handler, or the user began to iterate."""
+        if self._work is not None:
+            self._work.decided()
+
     # --- queues ----------------------------------------------------------------------------------
 
-    @property
-    def assignment(self) -> list[MessageQueue]:
-        """The queues this member has now."""
-        running = self._running
-        return [] if running is None else [self._shown(q) for q in running.assignment.windows]
-
     def pause(self, *queues: MessageQueue) -> None:
-        """Pull no more from these queues; from all when none is given. What was pulled comes."""
+        """Pull no more from these queues, or from all when none is named. What was pulled before
+        still comes."""
         self._pause(queues, paused=True)
 
     def resume(self, *queues: MessageQueue) -> None:
@@ -227,13 +214,13 @@ class Consumer:
         """Messages per queue that are stored and not done, as of the last answer to a pull."""
         windows = {} if self._running is None else self._running.assignment.windows
         return {
-            self._shown(queue): max(0, window.max_offset - window.done_to)
+            self._plain(queue): max(0, window.max_offset - window.done_to)
             for queue, window in windows.items()
         }
 
     async def commit(self) -> None:
         """Store the progress now; it happens regularly anyway. Unreachable when some was not."""
-        raise_unless_stored(await self._live().assignment.commit(sure=True))
+        raise_unless_stored(await self._live().assignment.commit())
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on at an offset of a queue that this member has. Messages that were handed out
@@ -248,33 +235,19 @@ class Consumer:
 
     async def replay(self, topic: str, *, since: datetime.datetime | int) -> None:
         """Read this member's queues of a topic again from a time on (or skip to it)."""
-        full = wrap(self._client.namespace, topic)
-        assignment = self._live().assignment
-        for queue in [queue for queue in assignment.windows if queue.topic == full]:
-            await assignment.restart(queue, await assignment.offset_at(queue, as_ms(since)))
+        full = self._full_topic(topic)
+        member = self._live()
+        for queue in [queue for queue in member.assignment.windows if queue.topic == full]:
+            offset = await offset_at(member.instance, queue, as_ms(since))
+            await member.assignment.restart(queue, offset)
 
     def _pause(self, queues: tuple[MessageQueue, ...], *, paused: bool) -> None:
         assignment = self._live().assignment
-        if not queues:
-            assignment.all_paused = paused
-            assignment.paused.clear()
-        chosen = {self._full(queue) for queue in queues} or set(assignment.windows)
         if queues:
-            (assignment.paused.update if paused else assignment.paused.difference_update)(chosen)
-        for queue in chosen & set(assignment.windows):
-            assignment.windows[queue].paused = paused
-            assignment.windows[queue].changed()
-
-    def _live(self) -> Member:
-        if self._running is None:
-            raise ConfigError("this consumer does not run; use it within `async with`")
-        return self._running
-
-    def _full(self, queue: MessageQueue) -> MessageQueue:
-        return _renamed(queue, wrap(self._client.namespace, queue.topic))
-
-    def _shown(self, queue: MessageQueue) -> MessageQueue:
-        return _renamed(queue, unwrap(self._client.namespace, queue.topic))
+            for queue in queues:
+                assignment.pause(self._full(queue), paused=paused)
+        else:
+            assignment.pause_all(paused=paused)
 
 
 class _TraceHook:
@@ -296,7 +269,3 @@ class _TraceHook:
             self._recorder.sub_after(
                 begun, success=error is None, context_code=0 if error is None else code
             )
-
-
-def _renamed(queue: MessageQueue, topic: str) -> MessageQueue:
-    return MessageQueue(topic=topic, broker_name=queue.broker_name, queue_id=queue.queue_id)

@@ -1,4 +1,4 @@
-"""What a user's handler is, what it may say, and how it is called.
+"""What a user's handler is, what it may answer, and how it is called.
 
 A handler that returns is done with its message; one that raises gets it again later. A plain
 function is called directly in the event loop and has to be quick; an `async` function may wait.
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cosmodrome.client.receive.consumer_options import ConsumerOptions, Consumption
-from cosmodrome.client.receive.prefetch import Window
-from cosmodrome.client.receive.running import ConsumeMessageDirectlyResult, Rates
+from cosmodrome.client.receive.engine.report import ConsumeMessageDirectlyResult, Rates
+from cosmodrome.client.receive.engine.window import Window
 from cosmodrome.client.values import ReceivedMessage
 from cosmodrome.env.base import Clock
 from cosmodrome.errors import ConfigError, CosmodromeError
@@ -23,10 +23,11 @@ from cosmodrome.wire import bodies
 log = logging.getLogger(__name__)
 
 # Seconds of the delay levels from 1 on, as brokers have them unless they are told otherwise.
+# fmt: off
 DELAY_LEVELS_S = (
-    *(1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600),
-    *(1_200, 1_800, 3_600, 7_200),
+    1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1_200, 1_800, 3_600, 7_200,
 )
+# fmt: on
 
 
 class RetryLater(CosmodromeError):
@@ -131,14 +132,14 @@ class Calls:
         self.end(window, consumption, len(batch), began, error)
         return error
 
-    def counted(self, window: Window, done: int, failed: int, took_ms: float) -> None:
-        """Calls that were made without `call`."""
-        self._rates.consumed(window.queue.topic, done, failed, took_ms)
+    def counted(self, window: Window, done: int, failed: int, began: float, now: float) -> None:
+        """Count calls that were made without `call`."""
+        self._rates.consumed(window.queue.topic, done, failed, began, now)
 
     def begin(
         self, window: Window, batch: list[ReceivedMessage], *, iterated: bool = False
     ) -> Consumption:
-        """Tell the hooks; for whoever does not use `call`, like `end`."""
+        """Call the hooks; callers that do not use `call` use this and `end`."""
         consumption = Consumption(
             self._group, window.queue, batch, self._clock.now_ms(), iterated=iterated
         )
@@ -158,12 +159,11 @@ class Calls:
         error: Exception | None,
     ) -> None:
         window.consumed_at = now = asyncio.get_running_loop().time()
-        took_ms = (now - began) * 1000
         failed = 0 if error is None else count
-        self._rates.consumed(window.queue.topic, count - failed, failed, took_ms)
+        self._rates.consumed(window.queue.topic, count - failed, failed, began, now)
         if consumption is None:
             return
-        consumption.took_ms = took_ms
+        consumption.took_ms = (now - began) * 1000
         consumption.error = error
         for hook in self._options.hooks:
             try:
@@ -194,7 +194,8 @@ class Calls:
 
 
 def cancelled_within(cancelled: asyncio.CancelledError) -> Exception:
-    """A failure like any other, if not we but something the user waited for was cancelled."""
+    """The failure to report when something that the user's code waited for was cancelled. When
+    this task itself is cancelled, the cancellation goes on."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise cancelled
@@ -203,5 +204,5 @@ def cancelled_within(cancelled: asyncio.CancelledError) -> Exception:
     return error
 
 
-def said(error: Exception) -> str:
+def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

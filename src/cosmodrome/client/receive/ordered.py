@@ -1,7 +1,7 @@
 """Messages in order: one at a time per queue, and the next only when this one is done.
 
 Each queue has a task of its own. A message that fails is tried again here after a pause, and the
-queue waits for it; only when its attempts are used up is it put aside. The broker's lock on the
+queue waits for it; it is put aside when its attempts are used up. The broker's lock on the
 queue has to be valid whenever a handler is called.
 """
 
@@ -13,6 +13,8 @@ import logging
 from collections import deque
 
 from cosmodrome.client.receive.consumer_options import ConsumerOptions
+from cosmodrome.client.receive.engine.tasks import Tasks, cancel
+from cosmodrome.client.receive.engine.window import Window
 from cosmodrome.client.receive.handlers import (
     DELAY_LEVELS_S,
     Calls,
@@ -20,9 +22,9 @@ from cosmodrome.client.receive.handlers import (
     Listeners,
     Reject,
     RetryLater,
-    said,
+    describe,
 )
-from cosmodrome.client.receive.prefetch import Window
+from cosmodrome.client.receive.handling import Handling
 from cosmodrome.client.receive.returns import DEAD_LETTER, Returns
 from cosmodrome.client.values import ReceivedMessage
 
@@ -34,28 +36,46 @@ TURN_S = 0.005
 SUSPEND_LEAST_S, SUSPEND_MOST_S = 0.01, 30.0
 
 
-class Ordered:
+class Ordered(Handling):
     def __init__(
-        self, options: ConsumerOptions, listeners: Listeners, calls: Calls, returns: Returns
+        self,
+        options: ConsumerOptions,
+        listeners: Listeners,
+        calls: Calls,
+        returns: Returns,
+        tasks: Tasks,
     ) -> None:
-        self._options = options
-        self._listeners = listeners
-        self._calls = calls
-        self._returns = returns
+        super().__init__(options, listeners, calls, returns, tasks)
+        self._runners: dict[Window, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(options.concurrency)
         self._hand_out = Handler(self._offer_to_user)
         self._handed: deque[ReceivedMessage] = deque()
-        self._wanted: asyncio.Future[None] | None = None  # those in `next` wait for it
+        self._more: asyncio.Future[None] | None = None  # those in `next` wait for it
         self._answers: set[asyncio.Future[int | None]] = set()
-        self._closing = False
         self._turn = 0.0
+
+    def opened(self, window: Window) -> None:
+        # Operators look for this name in stacks; the Java client gives it to its threads.
+        name = f"ConsumeMessageThread_{self._tasks.group}_{window.queue.queue_id}"
+        runner = self._tasks.spawn(self.run(window), name=name)
+        self._runners[window] = runner
+        runner.add_done_callback(lambda _: self._runners.pop(window, None))
+
+    async def closed(self, window: Window) -> None:
+        runner = self._runners.get(window)
+        if runner is not None and runner is not asyncio.current_task():
+            await asyncio.wait((runner,), timeout=self._options.close_timeout_ms / 1000)
+
+    def decided(self) -> None:
+        for window in self._runners:
+            window.changed()
 
     def offer(self, window: Window, messages: list[ReceivedMessage]) -> None:
         window.waiting.extend(messages)
         window.changed()
 
     async def run(self, window: Window) -> None:
-        """Until the window is dropped; a call that runs then ends first."""
+        """Work until the window is dropped; a call that runs then ends first."""
         loop = asyncio.get_running_loop()
         while not self._over(window):
             if not self._may_run(window):
@@ -74,10 +94,16 @@ class Ordered:
                 if not self._may_run(window):
                     await window.wait(UNLOCKED_S)
                     continue
-                error = await self._call(handler, window, batch)
+                if handler.inline or handler is self._hand_out:  # no worker is needed for these
+                    error = await self._calls.call(handler, window, batch)
+                else:
+                    async with self._slots:
+                        if self._over(window) or not self._may_run(window):
+                            continue  # the queue or its lock was lost meanwhile
+                        error = await self._calls.call(handler, window, batch)
                 if error is not None and self._over(window):
                     return  # not done, so it comes again
-                batch = await self._settle(window, batch, error)
+                batch = await self._conclude(window, batch, error)
             if loop.time() - self._turn > TURN_S:
                 await asyncio.sleep(0)
                 self._turn = loop.time()
@@ -103,22 +129,12 @@ class Ordered:
             batch.append(window.waiting.popleft())
         return batch
 
-    async def _call(
-        self, handler: Handler, window: Window, batch: list[ReceivedMessage]
-    ) -> Exception | None:
-        if handler.inline:
-            return await self._calls.call(handler, window, batch)
-        if handler is self._hand_out:  # the user's own loop is not a worker
-            return await self._calls.call(handler, window, batch)
-        async with self._slots:
-            return await self._calls.call(handler, window, batch)
-
     # --- what becomes of them --------------------------------------------------------------------
 
-    async def _settle(
+    async def _conclude(
         self, window: Window, batch: list[ReceivedMessage], error: Exception | None
     ) -> list[ReceivedMessage]:
-        """What is left to be tried again, after the pause before that."""
+        """Pause if need be, and return the messages that must be tried again."""
         if error is None:
             window.finish(batch)
             return []
@@ -128,7 +144,10 @@ class Ordered:
         elif not isinstance(error, Reject):
             log.warning(
                 "handler failed, its queue waits: queue=%s offset=%d attempt=%d reason=%s",
-                *(window.queue, batch[0].queue_offset, batch[0].reconsume_times + 1, said(error)),
+                window.queue,
+                batch[0].queue_offset,
+                batch[0].reconsume_times + 1,
+                describe(error),
                 exc_info=error,
             )
         left = []
@@ -169,15 +188,15 @@ class Ordered:
 
     # --- iterating -------------------------------------------------------------------------------
 
-    async def _offer_to_user(self, given: ReceivedMessage | list[ReceivedMessage]) -> None:
+    async def _offer_to_user(self, called: ReceivedMessage | list[ReceivedMessage]) -> None:
         """The handler of a consumer that is iterated: done when the user says so."""
-        for message in given if isinstance(given, list) else [given]:
+        for message in called if isinstance(called, list) else [called]:
             answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
             self._answers.add(answer)
-            message._settle = functools.partial(_answered, answer)
+            message._on_answer = functools.partial(_answered, answer)
             self._handed.append(message)
-            if self._wanted is not None and not self._wanted.done():
-                self._wanted.set_result(None)
+            if self._more is not None and not self._more.done():
+                self._more.set_result(None)
             try:
                 level = await answer
             finally:
@@ -191,20 +210,31 @@ class Ordered:
         while not self._closing:
             if self._handed:
                 return self._handed.popleft()
-            if self._wanted is None or self._wanted.done():
-                self._wanted = asyncio.get_running_loop().create_future()
-            await asyncio.wait((self._wanted,))
+            if self._more is None or self._more.done():
+                self._more = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._more,))
         return None
 
     # --- the end ---------------------------------------------------------------------------------
 
     def end(self) -> None:
         """Begin no more calls and end the iteration."""
-        self._closing = True
-        if self._wanted is not None and not self._wanted.done():
-            self._wanted.set_result(None)
+        super().end()
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
         for answer in self._answers:
             answer.cancel()  # the message comes again
+
+    async def stop(self) -> None:
+        """Let calls that run finish, within `close_timeout_ms`."""
+        await super().stop()
+        # A handler may stop its own consumer; nobody waits for that call.
+        runners = {*self._runners.values()} - {asyncio.current_task()}
+        if runners:
+            try:
+                await asyncio.wait(runners, timeout=self._options.close_timeout_ms / 1000)
+            finally:
+                await cancel(*runners)
 
 
 async def _answered(

@@ -1,54 +1,86 @@
 """A consumer whose user asks for messages: `poll` for the next ones, or `pull` at an offset.
 
-Queues come from the group (`subscribe`) or are chosen by the user (`assign`). Each has a task that
-pulls ahead, up to a bound, and a position: the offset behind the last message that `poll` returned.
-What earlier polls returned counts as done when `poll` is called again; only that is committed, so
-a program that dies in between gets those messages again.
+Queues come from the group (`subscribe`) or are chosen by the user (`assign`). The engine pulls
+ahead for each, up to a bound. What earlier polls returned counts as done when `poll` is called
+again; only that is committed, so a program that dies in between gets those messages again.
+
+A message whose body cannot be read comes in its place among the others, as a `DamagedMessage`: its
+`body` raises `DamagedBody`, its `stored_body` has the bytes as they are stored. It counts as done
+like the others, when `poll` is called again. A program that does not expect one ends with the
+error, and progress stays before the message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime
-import inspect
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from types import TracebackType
-from typing import Literal, Self
+from collections.abc import Collection, Iterable, Mapping
+from typing import ClassVar, Unpack
 
-from cosmodrome.client.instance import Instance, acquire, release
-from cosmodrome.client.namespace import unwrap, wrap
 from cosmodrome.client.options import ClientOptions
-from cosmodrome.client.receive.consumer_options import BROADCASTING, CLUSTERING
-from cosmodrome.client.receive.membership import Membership
-from cosmodrome.client.receive.progress import (
-    BrokerOffsets,
-    LocalOffsets,
-    Offsets,
-    offsets_path,
-    raise_unless_stored,
-)
-from cosmodrome.client.receive.queue_reader import Moment, Pulled, QueueReader
-from cosmodrome.client.receive.read_ahead import Limits, ReadAhead, Reading
+from cosmodrome.client.receive.base_consumer import BaseConsumer, QueueListener, notify
+from cosmodrome.client.receive.engine import queue_calls
+from cosmodrome.client.receive.engine.member import Member
+from cosmodrome.client.receive.engine.options import ReadOptions, ReadSettings, as_ms
+from cosmodrome.client.receive.engine.progress import raise_unless_stored
+from cosmodrome.client.receive.engine.pulling import Pulled
+from cosmodrome.client.receive.engine.report import Rates
+from cosmodrome.client.receive.engine.subscriptions import Subscription
+from cosmodrome.client.receive.engine.tasks import Tasks, cancel
+from cosmodrome.client.receive.engine.window import Window
+from cosmodrome.client.receive.polling import Polling
 from cosmodrome.client.receive.rebalance import Averagely, Strategy, sorted_queues
-from cosmodrome.client.receive.subscriptions import Subscription
 from cosmodrome.client.values import MessageQueue, ReceivedMessage
 from cosmodrome.env.base import Env
-from cosmodrome.env.real import real_env
 from cosmodrome.errors import ConfigError, CosmodromeError
-from cosmodrome.wire.bodies import CONSUME_FROM_WHERE
-from cosmodrome.wire.names import check_group, check_topic
+from cosmodrome.layout import PULL_LITE, PULL_SUBSCRIPTION
+from cosmodrome.wire.names import check_topic
 
 log = logging.getLogger(__name__)
 
 
-QueueListener = Callable[[str, list[MessageQueue]], Awaitable[None] | None]
+class PullSettings(ReadSettings, total=False):
+    """The fields of PullOptions, for constructors that take them by name."""
+
+    auto_commit: bool
+    watch_every_ms: int
 
 
-class PullConsumer:
-    """See the module. `async with PullConsumer(namesrv, group=...) as consumer:`"""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PullOptions(ReadOptions):
+    auto_commit: bool = True
+    watch_every_ms: int = 30_000  # between two looks at the queues of a topic
+    pull_batch: int = 10
+    suspend_ms: int = 20_000
+
+    interval_ms_min: ClassVar[int] = 10
+    consume_type: ClassVar[str] = "CONSUME_ACTIVELY"
+    pull_flags: ClassVar[int] = PULL_SUBSCRIPTION | PULL_LITE
+
+    def __post_init__(self) -> None:
+        ReadOptions.__post_init__(self)
+        self.check("watch_every_ms", self.interval_ms_min)
+
+    @property
+    def in_order(self) -> bool:
+        return True
+
+    @property
+    def commits_by_itself(self) -> bool:
+        return self.auto_commit
+
+    @property
+    def repeats_commits(self) -> bool:
+        return False
+
+
+class PullConsumer(BaseConsumer):
+    """See the module. `async with PullConsumer(namesrv, group=...) as consumer:`. Fields of
+    `PullOptions` are given by name."""
 
     def __init__(
         self,
@@ -56,137 +88,55 @@ class PullConsumer:
         *,
         group: str,
         client: ClientOptions | None = None,
-        model: Literal["clustering", "broadcasting"] = CLUSTERING,
-        consume_from: Moment = "last",
-        auto_commit: bool = True,
-        commit_every_ms: int = 5_000,
-        pull_batch: int = 10,
-        prefetch_messages: int = 1_000,
-        suspend_ms: int = 20_000,
-        pull_timeout_ms: int = 30_000,
-        rebalance_every_ms: int = 20_000,
-        watch_every_ms: int = 30_000,
         strategy: Strategy | None = None,
-        offsets_dir: str | None = None,
         env: Env | None = None,
+        **settings: Unpack[PullSettings],
     ) -> None:
-        for name, value, most in (
-            ("pull_batch", pull_batch, 1_024),
-            ("prefetch_messages", prefetch_messages, 65_535),
-        ):
-            if not 1 <= value <= most:
-                raise ConfigError(f"{name} is {value}; use 1 to {most}")
-        for name, value in (
-            ("commit_every_ms", commit_every_ms),
-            ("rebalance_every_ms", rebalance_every_ms),
-            ("watch_every_ms", watch_every_ms),
-        ):
-            if value < 10:
-                raise ConfigError(f"{name} is {value}; use at least 10")
-        if not 0 < suspend_ms < pull_timeout_ms:
-            raise ConfigError(
-                f"suspend_ms ({suspend_ms}) must be positive and below pull_timeout_ms"
-                f" ({pull_timeout_ms}): the broker answers when the hold is over"
-            )
-        if model not in (CLUSTERING, BROADCASTING):
-            raise ConfigError(f"model {model!r}: use {CLUSTERING!r} or {BROADCASTING!r}")
-        if isinstance(consume_from, str) and consume_from not in ("first", "last"):
-            raise ConfigError(
-                f"consume_from {consume_from!r}: use 'first', 'last', a datetime or milliseconds"
-            )
-        self._namesrv = namesrv
-        self._options = client or ClientOptions()
-        self._group = self._full(group)
-        check_group(self._group)
-        self._model = model
-        self._policy = consume_from
-        self._auto_commit = auto_commit
-        self._commit_every_s = commit_every_ms / 1000
-        self._limits = Limits(pull_batch, prefetch_messages, suspend_ms, pull_timeout_ms)
-        self._rebalance_every_ms = rebalance_every_ms
-        self._watch_every_s = watch_every_ms / 1000
-        self._strategy = strategy or Averagely()
-        self._offsets_dir = offsets_dir
-        self._env = env or real_env()
-
-        self._instance: Instance | None = None
-        self._reader: QueueReader | None = None
-        self._stored: Offsets | None = None
-        self._membership: Membership | None = None
-        self._ahead: ReadAhead | None = None
-        self._listeners: dict[str, QueueListener] = {}
-        self._assigned = False
+        super().__init__(namesrv, group, client, env)
+        self.options = PullOptions(strategy=strategy or Averagely(), **settings)
+        self._polling: Polling | None = None
         self._versions = itertools.count(self._env.clock.now_ms())
-        self._commit_task: asyncio.Task[None] | None = None
         self._watches: set[asyncio.Task[None]] = set()
 
     # --- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        if self._instance is not None:
-            return
-        self._instance = instance = await acquire(
-            self._namesrv, self._options, self._env, consumer_group=self._group
-        )
-        self._reader = QueueReader(instance, self._group, lite=True)
-        self._ahead = ReadAhead(instance, self._reader, self._group, self._limits)
-        if self._model == CLUSTERING:
-            self._stored = BrokerOffsets(instance, self._group)
-        else:
-            path = offsets_path(self._offsets_dir, self._options, instance.client_id, self._group)
-            self._stored = LocalOffsets(path, self._env)
-        from_where = CONSUME_FROM_WHERE[{"last": 0, "first": 4}.get(str(self._policy), 5)]
-        self._membership = Membership(
-            *(instance, self._group, self),
-            strategy=self._strategy,
-            clustering=self._model == CLUSTERING,
-            from_where=from_where,
-            rebalance_every_ms=self._rebalance_every_ms,
-        )
-        if self._auto_commit:
-            self._commit_task = asyncio.get_running_loop().create_task(self._commit_forever())
+        async with self._starting:
+            if self._running is not None:
+                return
+            instance = await self._acquire()
+            self._polling = Polling(self._full_group, self._client.namespace, self._share_changed)
+            self._running = Member(
+                instance,
+                self._full_group,
+                self.options,
+                self._polling,
+                Tasks(self._full_group),
+                Rates(asyncio.get_running_loop().time),
+            )
+            self._running.start()
 
     async def stop(self, *, processed: bool = True) -> None:
         """`processed`: what the last poll returned was dealt with."""
-        instance = self._instance
-        if instance is None:
+        async with self._starting:
+            member, self._running = self._running, None
+        if member is None or self._polling is None:
             return
-        tasks = {*self._watches, *([self._commit_task] if self._commit_task else [])}
-        self._commit_task = None
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        assert self._membership is not None
-        ahead = self._parts()[0]
+        if processed:
+            self._polling.finish()
         try:
-            await self._membership.halt()
-            if processed:
-                ahead.settle()
-            await self._end(list(ahead.readings))
-            await self._membership.leave()
+            await cancel(*self._watches)
         finally:
-            self._instance = None
-            ahead.arrived.set()  # whoever polls now learns that it is over
-            await release(instance, consumer_group=self._group)
+            await member.stop()
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def stop_after(self, error: BaseException | None) -> None:
         await self.stop(processed=error is None)
 
     # --- which queues ----------------------------------------------------------------------------
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic."""
-        route = await self._started().routes.get(self._full(topic))
+        route = await self._live().instance.routes.get(self._full_topic(topic))
         return [self._plain(queue) for queue in route.read_queues]
 
     async def subscribe(
@@ -199,46 +149,48 @@ class PullConsumer:
     ) -> None:
         """Join the group for a topic. `on_change(topic, queues)` is called with the share that
         this consumer has, whenever it changes."""
-        self._started()
-        if self._assigned:
+        member = self._live()
+        if member.assigned:
             raise ConfigError("queues are assigned already; use a second consumer to subscribe")
-        full = self._full(topic)
+        full = self._full_topic(topic)
         check_topic(full)
+        subscription = Subscription.of(full, next(self._versions), tags=tags, sql=sql)
+        await member.check(subscription)
         if on_change is not None:
-            self._listeners[full] = on_change
-        assert self._membership is not None
-        await self._membership.subscribe(
-            Subscription.of(full, next(self._versions), tags=tags, sql=sql)
-        )
+            self._queue_listeners[full] = on_change
+        await member.subscribe(subscription)
 
     async def unsubscribe(self, topic: str) -> None:
-        self._started()
-        assert self._membership is not None
-        await self._membership.unsubscribe(self._full(topic))
-        self._listeners.pop(self._full(topic), None)
+        member, full = self._live(), self._full_topic(topic)
+        await member.unsubscribe(full)
+        await member.assignment.left()
+        self._queue_listeners.pop(full, None)
 
     async def assign(
-        self, queues: Iterable[MessageQueue], *, tags: str | None = None, sql: str | None = None
+        self,
+        queues: Iterable[MessageQueue],
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        offsets: Mapping[MessageQueue, int] | None = None,
     ) -> None:
-        """Read exactly these queues, whatever the other members of the group do."""
-        self._started()
-        assert self._membership is not None
-        if self._membership.subscriptions:
+        """Read exactly these queues, whatever the other members of the group do. A queue that is
+        new begins at its offset in `offsets`, or else where the group is."""
+        member = self._live()
+        if member.subscriptions:
             raise ConfigError("topics are subscribed already; use a second consumer to assign")
-        self._assigned = True
-        wanted = {self._whole(queue) for queue in queues}
-        readings = self._parts()[0].readings
-        await self._end([queue for queue in readings if queue not in wanted])
+        chosen = {self._full(queue) for queue in queues}
+        for queue in chosen:
+            check_topic(queue.topic)
+        before = set(member.assignment.windows)
+        for queue in before - chosen:
+            del member.assigned[queue]
+        await member.assignment.remove(before - chosen)
+        begins = {self._full(queue): offset for queue, offset in (offsets or {}).items()}
         version = next(self._versions)
-        for queue in sorted_queues(wanted):
-            if queue not in readings:
-                check_topic(queue.topic)
-                await self._begin(queue, Subscription.of(queue.topic, version, tags=tags, sql=sql))
-
-    @property
-    def assignment(self) -> list[MessageQueue]:
-        readings = () if self._ahead is None else self._ahead.readings
-        return [self._plain(queue) for queue in sorted_queues(readings)]
+        for queue in sorted_queues(chosen - before):
+            member.assigned[queue] = Subscription.of(queue.topic, version, tags=tags, sql=sql)
+            await member.assignment.add(queue, begins.get(queue))
 
     async def watch_queues(self, topic: str, listener: QueueListener) -> None:
         """Call `listener(topic, queues)` when the queues of a topic change; for consumers that
@@ -249,17 +201,17 @@ class PullConsumer:
         task.add_done_callback(self._watches.discard)
 
     async def _watch(self, topic: str, listener: QueueListener, known: list[MessageQueue]) -> None:
-        while True:
-            await asyncio.sleep(self._watch_every_s)
+        while self._running is not None:
+            await asyncio.sleep(self.options.watch_every_ms / 1000)
             try:
-                await self._started().routes.get(self._full(topic), fresh=True)
+                await self._live().instance.routes.get(self._full_topic(topic), fresh=True)
                 now = await self.queues(topic)
             except CosmodromeError as error:
                 log.debug("queues not watched now: topic=%s reason=%s", topic, error)
                 continue
             if now != known:
                 known = now
-                await _told(listener, topic, now)
+                await notify(listener, topic, now)
 
     # --- messages --------------------------------------------------------------------------------
 
@@ -267,20 +219,19 @@ class PullConsumer:
         self, timeout_ms: int = 5_000, *, max_count: int | None = None
     ) -> list[ReceivedMessage]:
         """The next messages of one queue, or with `max_count` of several; empty when none comes
-        in time. What earlier calls returned is done."""
-        self._started()
-        ahead = self._parts()[0]
-        ahead.settle()
-        found = ahead.take(max_count)
+        in time. What earlier calls returned is done. A `DamagedMessage` among them is one whose
+        body cannot be read. ProtocolError when an answer to a pull makes no sense at all."""
+        polling = self._running_polling()
+        polling.finish()
+        found = polling.take(max_count)
         if found or timeout_ms <= 0:
             return found
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000):
                 while not found:
-                    ahead.arrived.clear()
-                    await ahead.arrived.wait()
-                    self._started()
-                    found = ahead.take(max_count)
+                    polling.news.clear()
+                    await polling.news.wait()
+                    found = self._running_polling().take(max_count)
         return found
 
     async def pull(
@@ -293,197 +244,100 @@ class PullConsumer:
         tags: str | None = None,
         sql: str | None = None,
     ) -> Pulled:
-        """Messages of any queue from an offset on. Positions and commits are left alone."""
-        whole = self._whole(queue)
-        return await self._parts()[1].pull(
-            whole,
+        """Messages of any queue from an offset on. Positions and commits are left alone. A
+        `DamagedMessage` among them is one whose body cannot be read."""
+        full = self._full(queue)
+        return await self._live().puller.pull(
+            full,
             offset,
-            Subscription.of(whole.topic, 0, tags=tags, sql=sql),
+            Subscription.of(full.topic, 0, tags=tags, sql=sql),
             max_count=max_count,
             hold_ms=wait_ms,
-            timeout_ms=max(self._limits.pull_timeout_ms, wait_ms + 10_000),
+            timeout_ms=max(self.options.pull_timeout_ms, wait_ms + 10_000),
         )
 
     # --- positions -------------------------------------------------------------------------------
 
     def position(self, queue: MessageQueue) -> int:
         """Offset of the next message that `poll` returns from a queue."""
-        return self._reading(queue).position
+        return self._running_polling().position(self._window(queue))
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on from an offset that the queue has."""
-        reading = self._reading(queue)
+        self._window(queue)
         first, end = await self.begin_offset(queue), await self.end_offset(queue)
         if not first <= offset <= end:
             raise ConfigError(
                 f"offset {offset} is outside of queue {queue.queue_id} of {queue.topic} on"
                 f" {queue.broker_name}, which has {first} to {end}"
             )
-        self._parts()[0].move(reading, offset)
+        await self._move(queue, offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
-        self._parts()[0].move(self._reading(queue), await self.begin_offset(queue))
+        await self._move(queue, await self.begin_offset(queue))
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
-        self._parts()[0].move(self._reading(queue), await self.end_offset(queue))
+        await self._move(queue, await self.end_offset(queue))
 
     async def seek_to_time(self, queue: MessageQueue, when: datetime.datetime | int) -> None:
-        offset = await self.offset_for_time(queue, when)
-        self._parts()[0].move(self._reading(queue), offset)
+        await self._move(queue, await self.offset_for_time(queue, when))
+
+    async def _move(self, queue: MessageQueue, offset: int) -> None:
+        self._window(queue)
+        await self._live().assignment.restart(self._full(queue), offset, commit=False)
 
     def pause(self, queues: Collection[MessageQueue]) -> None:
-        """Return nothing of these queues for now; they stay assigned."""
-        for queue in queues:
-            self._reading(queue).paused = True
+        """Return nothing of these queues until they are resumed, or lost and assigned again."""
+        for window in [self._window(queue) for queue in queues]:
+            window.pause(paused=True)
 
     def resume(self, queues: Collection[MessageQueue]) -> None:
-        for queue in queues:
-            self._parts()[0].resume(self._reading(queue))
+        for window in [self._window(queue) for queue in queues]:
+            window.pause(paused=False)
+        self._running_polling().news.set()
 
     async def begin_offset(self, queue: MessageQueue) -> int:
         """Offset of the oldest message that is kept."""
-        return await self._parts()[1].begin(self._whole(queue))
+        return await queue_calls.begin_offset(self._live().instance, self._full(queue))
 
     async def end_offset(self, queue: MessageQueue) -> int:
         """Offset that the next message will have."""
-        return await self._parts()[1].end(self._whole(queue))
+        return await queue_calls.end_offset(self._live().instance, self._full(queue))
 
     async def offset_for_time(self, queue: MessageQueue, when: datetime.datetime | int) -> int:
         """Offset of the first message stored at or after a time."""
-        return await self._parts()[1].at(self._whole(queue), when)
+        return await queue_calls.offset_at(self._live().instance, self._full(queue), as_ms(when))
 
     # --- commits ---------------------------------------------------------------------------------
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """Where the group would go on; None when it was never there."""
-        await self._started().routes.get(self._full(queue.topic))
-        return await self._parts()[2].read(self._whole(queue))
+        member, full = self._live(), self._full(queue)
+        await member.instance.routes.get(full.topic)
+        return await member.offset_store.read(full)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Store where the group goes on: everything that `poll` returned, or these offsets."""
-        self._started()
-        ahead, _, stored = self._parts()
+        member = self._live()
         if offsets is not None:
-            whole = {self._whole(queue): offset for queue, offset in offsets.items()}
-            raise_unless_stored(await stored.write(whole, sure=True))
+            full = {self._full(queue): offset for queue, offset in offsets.items()}
+            raise_unless_stored(await member.offset_store.write(full))
             return
-        ahead.settle()
-        raise_unless_stored(await self._commit_done(list(ahead.readings.values()), sure=True))
+        self._running_polling().finish()
+        raise_unless_stored(await member.assignment.commit())
 
-    async def _commit_done(
-        self, readings: list[Reading], *, sure: bool
-    ) -> Collection[MessageQueue]:
-        moved = {
-            reading.queue: reading.done for reading in readings if reading.done != reading.committed
-        }
-        if not moved:
-            return ()
-        failed = await self._parts()[2].write(moved, sure=sure)
-        for reading in readings:
-            if reading.queue in moved and reading.queue not in failed:
-                reading.committed = moved[reading.queue]
-        return failed
+    # --- inside ----------------------------------------------------------------------------------
 
-    async def _commit_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._commit_every_s)
-            await self._commit_done(list(self._parts()[0].readings.values()), sure=False)
+    def _running_polling(self) -> Polling:
+        self._live().tasks.raise_failure()
+        assert self._polling is not None
+        return self._polling
 
-    # --- what the membership asks ----------------------------------------------------------------
-
-    async def share_changed(self, topic: str, queues: set[MessageQueue]) -> None:
-        readings = self._parts()[0].readings
-        mine = {queue for queue in readings if queue.topic == topic}
-        await self._end(list(mine - queues))
-        assert self._membership is not None
-        for queue in sorted_queues(queues - mine):
-            try:
-                await self._begin(queue, self._membership.subscriptions[topic])
-            except CosmodromeError as error:
-                # The next rebalance tries again.
-                log.warning(
-                    "queue not begun: group=%s queue=%s reason=%s", self._group, queue, error
-                )
-        for queue in mine & queues:
-            readings[queue].subscription = self._membership.subscriptions[topic]
-        now = {queue for queue in readings if queue.topic == topic}
-        if now != mine and topic in self._listeners:
-            plain = [self._plain(queue) for queue in sorted_queues(now)]
-            await _told(self._listeners[topic], unwrap(self._options.namespace, topic), plain)
-
-    def move(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
-        for queue, offset in offsets.items():
-            reading = self._parts()[0].readings.get(queue)
-            if reading is not None and queue.topic == topic:
-                self._parts()[0].move(reading, max(offset, 0))
-
-    def positions(self, topic: str | None) -> dict[MessageQueue, int]:
-        return {
-            queue: reading.position
-            for queue, reading in self._parts()[0].readings.items()
-            if topic is None or queue.topic == topic
-        }
-
-    async def _begin(self, queue: MessageQueue, subscription: Subscription) -> None:
-        ahead, reader, stored = self._parts()
-        await self._started().routes.get(queue.topic)
-        offset = await reader.first_position(queue, stored, self._policy)
-        ahead.begin(queue, offset, subscription)
-
-    async def _end(self, queues: list[MessageQueue]) -> None:
-        ended = await self._parts()[0].end(queues)
-        if self._auto_commit:
-            await self._commit_done(ended, sure=True)
-
-    # --- names -----------------------------------------------------------------------------------
-
-    def _started(self) -> Instance:
-        if self._instance is None:
-            raise ConfigError(
-                "this consumer is not started, or closed; use `async with PullConsumer(...)`"
-            )
-        return self._instance
-
-    def _parts(self) -> tuple[ReadAhead, QueueReader, Offsets]:
-        if self._ahead is None or self._reader is None or self._stored is None:
-            self._started()
-            raise AssertionError("started without its parts")
-        return self._ahead, self._reader, self._stored
-
-    def _reading(self, queue: MessageQueue) -> Reading:
-        reading = self._parts()[0].readings.get(self._whole(queue))
-        if reading is None:
+    def _window(self, queue: MessageQueue) -> Window:
+        window = self._live().assignment.windows.get(self._full(queue))
+        if window is None:
             raise ConfigError(
                 f"queue {queue.queue_id} of {queue.topic} on {queue.broker_name} is not assigned"
                 " to this consumer"
             )
-        return reading
-
-    def _full(self, name: str) -> str:
-        return wrap(self._options.namespace, name)
-
-    def _whole(self, queue: MessageQueue) -> MessageQueue:
-        if not self._options.namespace:
-            return queue
-        return MessageQueue(
-            topic=self._full(queue.topic), broker_name=queue.broker_name, queue_id=queue.queue_id
-        )
-
-    def _plain(self, queue: MessageQueue) -> MessageQueue:
-        if not self._options.namespace:
-            return queue
-        return MessageQueue(
-            topic=unwrap(self._options.namespace, queue.topic),
-            broker_name=queue.broker_name,
-            queue_id=queue.queue_id,
-        )
-
-
-async def _told(listener: QueueListener, topic: str, queues: list[MessageQueue]) -> None:
-    """A listener's failure is its own."""
-    try:
-        outcome = listener(topic, queues)
-        if inspect.isawaitable(outcome):
-            await outcome
-    except Exception:
-        log.exception("queue listener failed: topic=%s", topic)
+        return window

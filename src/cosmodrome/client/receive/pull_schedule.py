@@ -9,34 +9,38 @@ each queue of this member, again and again; it says itself when the next time is
         turn.next_in_ms = 0 if pulled.messages else 5_000
     await schedule.register("orders", work)
 
-At most one call per queue runs at a time, and `concurrency` calls in all.
+At most one call per queue runs at a time, and `concurrency` calls in all. A message whose body
+cannot be read is a `DamagedMessage` in its place: a function that reads its `body` and does not
+expect that fails, and its queue stays where it was.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
+import dataclasses
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
-from typing import Self
+from typing import ClassVar
 
-from cosmodrome.client.instance import Instance, acquire, release
-from cosmodrome.client.namespace import unwrap, wrap
 from cosmodrome.client.options import ClientOptions
+from cosmodrome.client.receive.base_consumer import BaseConsumer, QueueListener
+from cosmodrome.client.receive.engine.decoding import Arrivals
+from cosmodrome.client.receive.engine.member import Member
+from cosmodrome.client.receive.engine.options import Moment, ReadOptions
+from cosmodrome.client.receive.engine.pulling import Pulled
+from cosmodrome.client.receive.engine.report import Rates
+from cosmodrome.client.receive.engine.subscriptions import Subscription
+from cosmodrome.client.receive.engine.tasks import Tasks, cancel
+from cosmodrome.client.receive.engine.window import Window
 from cosmodrome.client.receive.handlers import cancelled_within
-from cosmodrome.client.receive.membership import Membership
-from cosmodrome.client.receive.progress import BrokerOffsets
-from cosmodrome.client.receive.queue_reader import Moment, Pulled, QueueReader
-from cosmodrome.client.receive.rebalance import Averagely, Strategy, sorted_queues
-from cosmodrome.client.receive.subscriptions import Subscription
-from cosmodrome.client.values import MessageQueue
+from cosmodrome.client.receive.polling import cannot_be_handed
+from cosmodrome.client.receive.rebalance import Averagely, Strategy
+from cosmodrome.client.values import MessageQueue, ReceivedMessage
 from cosmodrome.env.base import Env
-from cosmodrome.env.real import real_env
-from cosmodrome.errors import ConfigError
-from cosmodrome.wire.bodies import CONSUME_FROM_WHERE
-from cosmodrome.wire.names import check_group, check_topic
+from cosmodrome.errors import ProtocolError
+from cosmodrome.layout import PULL_SUBSCRIPTION
+from cosmodrome.wire.names import check_topic
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +67,8 @@ class Turn:
     async def pull(
         self, offset: int | None = None, *, max_count: int = 32, wait_ms: int = 0
     ) -> Pulled:
-        """Messages from `offset`, by default from where the group is."""
+        """Messages from `offset`, by default from where the group is. A `DamagedMessage` among
+        them is one whose body cannot be read."""
         return await self._pull(self.offset if offset is None else offset, max_count, wait_ms)
 
     async def commit(self, offset: int) -> None:
@@ -73,10 +78,97 @@ class Turn:
 
 
 Work = Callable[[Turn], Awaitable[None]]
-Listener = Callable[[str, list[MessageQueue]], Awaitable[None] | None]
 
 
-class PullSchedule:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleOptions(ReadOptions):
+    concurrency: int = 20
+
+    interval_ms_min: ClassVar[int] = 10
+    consume_type: ClassVar[str] = "CONSUME_ACTIVELY"
+    pull_flags: ClassVar[int] = PULL_SUBSCRIPTION
+
+    def __post_init__(self) -> None:
+        ReadOptions.__post_init__(self)
+        self.check("concurrency", 1, 10_000)
+
+    @property
+    def pulls_ahead(self) -> bool:
+        return False
+
+    @property
+    def commits_by_itself(self) -> bool:
+        return False
+
+
+class Turns:
+    """A `Work` of the engine: one task per queue that calls the user's function."""
+
+    def __init__(
+        self,
+        next_turn: Callable[[Window], Turn],
+        functions: Mapping[str, Work],
+        share_changed: Callable[[str, list[MessageQueue]], Awaitable[None]],
+        concurrency: int,
+        tasks: Tasks,
+    ) -> None:
+        self.share_changed = share_changed
+        self._next_turn = next_turn
+        self._functions = functions
+        self._slots = asyncio.Semaphore(concurrency)
+        self._tasks = tasks
+        self._running: dict[Window, asyncio.Task[None]] = {}
+        self._ended = False
+
+    def opened(self, window: Window) -> None:
+        task = self._tasks.spawn(self._run(window))
+        self._running[window] = task
+        task.add_done_callback(lambda _: self._running.pop(window, None))
+
+    async def closed(self, window: Window) -> None:
+        task = self._running.get(window)
+        if task is not None:
+            await cancel(task)
+
+    async def _run(self, window: Window) -> None:
+        queue = window.queue
+        while not window.dropped:
+            delay_ms = AFTER_FAILURE_MS
+            try:
+                async with self._slots:
+                    if self._ended:
+                        return
+                    turn = self._next_turn(window)
+                    await self._functions[queue.topic](turn)
+                    delay_ms = turn.next_in_ms
+            except Exception:
+                log.exception("a turn failed: group=%s queue=%s", self._tasks.group, queue)
+            except asyncio.CancelledError as cancelled:
+                log.error(
+                    "a turn failed: group=%s queue=%s reason=%s",
+                    self._tasks.group,
+                    queue,
+                    cancelled_within(cancelled),
+                )
+            await asyncio.sleep(max(0, delay_ms) / 1000)
+
+    def arrived(self, window: Window, found: Arrivals) -> None:
+        raise AssertionError("a turn pulls for itself")
+
+    def unreadable(self, window: Window, error: ProtocolError) -> None:
+        raise AssertionError("a turn pulls for itself")
+
+    async def consume_directly(self, message: ReceivedMessage) -> bytes:
+        raise cannot_be_handed(self._tasks.group)
+
+    def end(self) -> None:
+        self._ended = True
+
+    async def stop(self) -> None:
+        await cancel(*self._running.values())
+
+
+class PullSchedule(BaseConsumer):
     """See the module. Use it with `async with`."""
 
     def __init__(
@@ -91,64 +183,41 @@ class PullSchedule:
         strategy: Strategy | None = None,
         env: Env | None = None,
     ) -> None:
-        if not 1 <= concurrency <= 10_000:
-            raise ConfigError(f"concurrency is {concurrency}; use 1 to 10000")
-        self._namesrv = namesrv
-        self._options = client or ClientOptions()
-        self._group = wrap(self._options.namespace, group)
-        check_group(self._group)
-        self._policy = consume_from
-        self._rebalance_every_ms = rebalance_every_ms
-        self._strategy = strategy or Averagely()
-        self._env = env or real_env()
-        self._slots = asyncio.Semaphore(concurrency)
-        self._instance: Instance | None = None
-        self._membership: Membership | None = None
-        self._work: dict[str, tuple[Work, Listener | None]] = {}
-        self._tasks: dict[MessageQueue, asyncio.Task[None]] = {}
-        self._offsets: dict[MessageQueue, int] = {}
+        super().__init__(namesrv, group, client, env)
+        self.options = ScheduleOptions(
+            consume_from=consume_from,
+            concurrency=concurrency,
+            rebalance_every_ms=rebalance_every_ms,
+            strategy=strategy or Averagely(),
+        )
+        self._work: dict[str, Work] = {}  # by full topic name
         self._versions = itertools.count(self._env.clock.now_ms())
 
     async def start(self) -> None:
-        if self._instance is not None:
-            return
-        self._instance = instance = await acquire(
-            self._namesrv, self._options, self._env, consumer_group=self._group
-        )
-        self._reader = QueueReader(instance, self._group, lite=False)
-        self._stored = BrokerOffsets(instance, self._group)
-        self._membership = Membership(
-            *(instance, self._group, self),
-            strategy=self._strategy,
-            clustering=True,
-            from_where=CONSUME_FROM_WHERE[{"last": 0, "first": 4}.get(str(self._policy), 5)],
-            rebalance_every_ms=self._rebalance_every_ms,
-        )
+        async with self._starting:
+            if self._running is not None:
+                return
+            instance = await self._acquire()
+            tasks = Tasks(self._full_group)
+            turns = Turns(
+                self._turn, self._work, self._share_changed, self.options.concurrency, tasks
+            )
+            self._running = Member(
+                instance,
+                self._full_group,
+                self.options,
+                turns,
+                tasks,
+                Rates(asyncio.get_running_loop().time),
+            )
+            self._running.start()
 
     async def stop(self) -> None:
         """Turns that run are cancelled; commits that were made stay."""
-        instance, self._instance = self._instance, None
-        if instance is None:
-            return
-        assert self._membership is not None
-        try:
-            await self._membership.halt()
-            await self._end(set(self._tasks))
-            await self._membership.leave()
-        finally:
-            await release(instance, consumer_group=self._group)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
+        async with self._starting:
+            member, self._running = self._running, None
+        if member is not None:
+            await member.stop()
 
     async def register(
         self,
@@ -157,51 +226,28 @@ class PullSchedule:
         *,
         tags: str | None = None,
         sql: str | None = None,
-        on_queues: Listener | None = None,
+        on_queues: QueueListener | None = None,
     ) -> None:
         """Call `work` for this member's queues of a topic, from now on. `on_queues(topic, queues)`
-        is told when the share changes."""
-        if self._membership is None or self._instance is None:
-            raise ConfigError("the schedule is not started; use `async with PullSchedule(...)`")
-        full = wrap(self._options.namespace, topic)
+        is called when the share changes."""
+        member, full = self._live(), self._full_topic(topic)
         check_topic(full)
-        self._work[full] = (work, on_queues)
-        await self._membership.subscribe(
-            Subscription.of(full, next(self._versions), tags=tags, sql=sql)
-        )
+        subscription = Subscription.of(full, next(self._versions), tags=tags, sql=sql)
+        await member.check(subscription)
+        self._work[full] = work
+        self._queue_listeners.pop(full, None)
+        if on_queues is not None:
+            self._queue_listeners[full] = on_queues
+        await member.subscribe(subscription)
 
-    @property
-    def assignment(self) -> list[MessageQueue]:
-        return [self._plain(queue) for queue in sorted_queues(self._tasks)]
-
-    # --- turns -----------------------------------------------------------------------------------
-
-    async def _turns(self, queue: MessageQueue) -> None:
-        work = self._work[queue.topic][0]
-        while True:
-            delay_ms = AFTER_FAILURE_MS
-            try:
-                async with self._slots:
-                    turn = await self._turn(queue)
-                    await work(turn)
-                    delay_ms = turn.next_in_ms
-            except Exception:
-                log.exception("a turn failed: group=%s queue=%s", self._group, queue)
-            except asyncio.CancelledError as cancelled:
-                error = cancelled_within(cancelled)
-                log.error("a turn failed: group=%s queue=%s reason=%s", self._group, queue, error)
-            await asyncio.sleep(max(0, delay_ms) / 1000)
-
-    async def _turn(self, queue: MessageQueue) -> Turn:
-        if queue not in self._offsets:
-            self._offsets[queue] = await self._reader.first_position(
-                queue, self._stored, self._policy
-            )
-        assert self._membership is not None
-        subscription = self._membership.subscriptions[queue.topic]
+    def _turn(self, window: Window) -> Turn:
+        """The next turn of a queue, from where the group is."""
+        member, queue = self._live(), window.queue
+        subscription = member.subscriptions[queue.topic]
 
         async def pull(offset: int, max_count: int, wait_ms: int) -> Pulled:
-            return await self._reader.pull(
+            window.pulled_at = asyncio.get_running_loop().time()
+            return await member.puller.pull(
                 queue,
                 offset,
                 subscription,
@@ -211,53 +257,7 @@ class PullSchedule:
             )
 
         async def commit(offset: int) -> None:
-            self._offsets[queue] = offset
-            await self._stored.write({queue: offset}, sure=True)
+            window.next_offset = offset
+            await member.offset_store.write({queue: offset})
 
-        return Turn(self._plain(queue), self._offsets[queue], pull, commit)
-
-    async def _end(self, queues: set[MessageQueue]) -> None:
-        tasks = [self._tasks.pop(queue) for queue in queues]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        for queue in queues:
-            self._offsets.pop(queue, None)
-            self._reader.forget(queue)
-
-    # --- what the membership asks ----------------------------------------------------------------
-
-    async def share_changed(self, topic: str, queues: set[MessageQueue]) -> None:
-        mine = {queue for queue in self._tasks if queue.topic == topic}
-        await self._end(mine - queues)
-        for queue in sorted_queues(queues - mine):
-            self._tasks[queue] = asyncio.get_running_loop().create_task(self._turns(queue))
-        listener = self._work[topic][1]
-        if queues != mine and listener is not None:
-            plain = [self._plain(queue) for queue in sorted_queues(queues)]
-            try:
-                outcome = listener(unwrap(self._options.namespace, topic), plain)
-                if inspect.isawaitable(outcome):
-                    await outcome
-            except Exception:
-                log.exception("queue listener failed: topic=%s", topic)
-
-    def move(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
-        for queue, offset in offsets.items():
-            if queue in self._tasks and queue.topic == topic:
-                self._offsets[queue] = max(offset, 0)
-
-    def positions(self, topic: str | None) -> dict[MessageQueue, int]:
-        return {
-            queue: offset
-            for queue, offset in self._offsets.items()
-            if topic is None or queue.topic == topic
-        }
-
-    def _plain(self, queue: MessageQueue) -> MessageQueue:
-        return MessageQueue(
-            topic=unwrap(self._options.namespace, queue.topic),
-            broker_name=queue.broker_name,
-            queue_id=queue.queue_id,
-        )
+        return Turn(self._plain(queue), window.done_to, pull, commit)

@@ -124,12 +124,12 @@ class ConsistentHash:
         owners: dict[int, str] = {}
         for name in order:
             for number in range(self._virtual_nodes):
-                owners[_ring_place(f"{name}-{number}")] = name
-        places = sorted(owners)
+                owners[_ring_position(f"{name}-{number}")] = name
+        positions = sorted(owners)
         mine = []
         for queue in sorted_queues(queues):
-            at = bisect.bisect_left(places, _ring_place(_said(queue)))
-            if owners[places[at % len(places)]] == member:
+            at = bisect.bisect_left(positions, _ring_position(_hashed_text(queue)))
+            if owners[positions[at % len(positions)]] == member:
                 mine.append(queue)
         return mine
 
@@ -194,7 +194,7 @@ def _units(text: str) -> bytes:
     return text.encode("utf-16-be", "surrogatepass")
 
 
-def _said(queue: MessageQueue) -> str:
+def _hashed_text(queue: MessageQueue) -> str:
     # Compat: the text that Java hashes.
     return (
         f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name},"
@@ -202,6 +202,6 @@ def _said(queue: MessageQueue) -> str:
     )
 
 
-def _ring_place(key: str) -> int:
+def _ring_position(key: str) -> int:
     digest = hashlib.md5(key.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:4], "big")

@@ -10,7 +10,7 @@ import logging
 
 from cosmodrome.client.instance import Instance
 from cosmodrome.client.receive.consumer_options import ConsumerOptions
-from cosmodrome.client.receive.progress import broker_address
+from cosmodrome.client.receive.engine.progress import broker_address
 from cosmodrome.client.values import ReceivedMessage
 from cosmodrome.errors import CosmodromeError, Unreachable
 from cosmodrome.layout import SYS_COMPRESSED, SYS_COMPRESSION_MASK, SYS_MULTI_TAGS
@@ -62,7 +62,9 @@ class Returns:
         except CosmodromeError as error:
             log.warning(
                 "message not given back, sending a copy: group=%s message=%s reason=%s",
-                *(self._group, message.msg_id, error),
+                self._group,
+                message.msg_id,
+                error,
             )
             # An attempt number at the limit is how a copy becomes a dead letter.
             dead = level == DEAD_LETTER
@@ -111,7 +113,9 @@ class Returns:
         except CosmodromeError as error:
             log.error(
                 "message not given back: group=%s message=%s reason=%s",
-                *(self._group, message.msg_id, error),
+                self._group,
+                message.msg_id,
+                error,
             )
             return False
         return True

@@ -24,7 +24,7 @@ from cosmodrome.client.send.sending import Sender
 from cosmodrome.client.values import MessageQueue, SendResult, SendStatus
 from cosmodrome.errors import Code
 from cosmodrome.layout import BATCH_ITEM_HEAD, NAME_END
-from cosmodrome.speed.clientside import batch_body
+from cosmodrome.speed.client import batch_body
 from cosmodrome.wire.commands.produce import SendBatchMessage
 from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.message import WAIT
@@ -139,25 +139,23 @@ class _Gathered(BatchDelivery):
         sender: Sender,
         members: Sequence[Packed],
         futures: list[asyncio.Future[SendResult]],
-        deadline: float,
         retries: int,
-        fixed: MessageQueue | None,
     ) -> None:
         super().__init__(
             sender,
             members,
             futures[0],
-            deadline,
+            group.deadline,
             mode=SendMode.ASYNC,
             retries=retries,
-            fixed=fixed,
+            fixed=group.fixed,
         )
         self._gatherer = gatherer
         self._group = group
         self._futures = futures
 
     @property
-    def unwanted(self) -> bool:
+    def abandoned(self) -> bool:
         return all(future.cancelled() for future in self._futures)
 
     def succeed(self, results: Sequence[SendResult]) -> None:
@@ -291,7 +289,11 @@ class Gatherer:
             return
         self._sender.post(
             _Gathered(
-                *(self, group, self._sender, members, futures),
-                *(group.deadline, self._retries, group.fixed),
+                gatherer=self,
+                group=group,
+                sender=self._sender,
+                members=members,
+                futures=futures,
+                retries=self._retries,
             )
         )

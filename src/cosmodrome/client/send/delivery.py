@@ -19,7 +19,7 @@ Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 
 
 class Outcomes(Protocol):
-    """Who is told how an attempt ended."""
+    """Learns how an attempt ended."""
 
     def answered(self, delivery: Delivery, frame: Frame) -> None: ...
 
@@ -33,9 +33,25 @@ class Delivery:
     batch = "false"
 
     __slots__ = (
-        *("address", "began", "bytes", "connection", "context", "deadline", "ended", "fixed"),
-        *("future", "last_broker", "mode", "opaque", "packed", "queue", "retries_left"),
-        *("selector", "sender", "stored", "tried"),
+        "address",
+        "began",
+        "bytes",
+        "connection",
+        "context",
+        "deadline",
+        "ended",
+        "fixed",
+        "future",
+        "last_broker",
+        "mode",
+        "opaque",
+        "packed",
+        "queue",
+        "retries_left",
+        "selector",
+        "sender",
+        "stored",
+        "tried",
     )
 
     def __init__(
@@ -82,7 +98,7 @@ class Delivery:
         return (self.packed,)
 
     @property
-    def unwanted(self) -> bool:
+    def abandoned(self) -> bool:
         """Nobody waits for it any more."""
         return self.future.cancelled()
 

@@ -19,7 +19,7 @@ BROKERS_MAX = 10_000  # the table is emptied above this
 
 
 def avoid_ms(latency_ms: float) -> int:
-    """How long a broker is avoided that took this long to answer."""
+    """How long to avoid a broker that took this long to answer."""
     step = bisect.bisect_right(LATENCY_MS, latency_ms)
     return AVOID_MS[step - 1] if step else 0
 

@@ -1,4 +1,4 @@
-"""What users may hang into sending: look at every attempt, or forbid it."""
+"""Hooks that users add to sending: they see every attempt, or forbid it."""
 
 from __future__ import annotations
 

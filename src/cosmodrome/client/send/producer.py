@@ -15,8 +15,7 @@ import base64
 import binascii
 import logging
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
+from typing import Unpack
 
 from cosmodrome.client.instance import Instance, acquire, release
 from cosmodrome.client.namespace import wrap
@@ -24,14 +23,16 @@ from cosmodrome.client.options import ClientOptions
 from cosmodrome.client.send.batching import BatchDelivery, Gatherer, check_batch, split
 from cosmodrome.client.send.delivery import Delivery, Selector
 from cosmodrome.client.send.failures import BadMessage, BatchFailed, Busy, NotRunning, SendTimedOut
-from cosmodrome.client.send.hooks import Hook, Hooks, SendMode
-from cosmodrome.client.send.packing import Compression, Packed, Packer, batch_hindrance
+from cosmodrome.client.send.hooks import Hooks, SendMode
+from cosmodrome.client.send.packing import Packed, Packer, batch_hindrance
+from cosmodrome.client.send.producer_options import ProducerOptions, ProducerSettings
 from cosmodrome.client.send.requests import Requests
 from cosmodrome.client.send.sending import Sender
 from cosmodrome.client.send.window import Window
 from cosmodrome.client.trace import TraceRecorder
 from cosmodrome.client.values import Message, MessageQueue, ReceivedMessage, SendResult
 from cosmodrome.env.base import Env
+from cosmodrome.env.lifecycle import AsyncLifecycle
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import ConfigError, CosmodromeError, Refused
 from cosmodrome.wire.commands.produce import RecallMessage
@@ -44,8 +45,9 @@ OFFLOAD_ABOVE_BYTES = 128 * 1024  # bodies from here on are compressed off the l
 GROUPS_FORBIDDEN = frozenset({"DEFAULT_PRODUCER", "DEFAULT_CONSUMER"})
 
 
-class Producer:
-    """One producer of a group; use it as an async context manager, from one event loop."""
+class Producer(AsyncLifecycle):
+    """One producer of a group; use it as an async context manager, from one event loop. Fields of
+    `ProducerOptions` are given by name."""
 
     def __init__(
         self,
@@ -53,23 +55,12 @@ class Producer:
         *,
         group: str,
         client: ClientOptions | None = None,
-        send_timeout_ms: int = 3_000,
-        retries: int = 2,
-        retries_async: int = 2,
-        retry_another_broker_when_not_store_ok: bool = False,
-        compress_above_bytes: int = 4_096,
-        compression: Compression = "zlib",
-        max_message_bytes: int = 4 << 20,
-        latency_fault_avoidance: bool = False,
-        in_flight_max: int = 1_024,
-        linger_ms: float = 0,
-        default_topic_queues: int = 4,
-        close_timeout_ms: int = 3_000,
         trace: bool = False,
         trace_topic: str = TRACE_TOPIC,
-        hooks: Sequence[Hook] = (),
         env: Env | None = None,
+        **settings: Unpack[ProducerSettings],
     ) -> None:
+        """`trace` stores what happens to every message in the trace topic, for operators."""
         self.options = client or ClientOptions()
         self.group = wrap(self.options.namespace, group)  # the full name
         try:
@@ -78,40 +69,27 @@ class Producer:
             raise ConfigError(refusal.remark) from None
         if group in GROUPS_FORBIDDEN:
             raise ConfigError(f"group {group} is upstream's default; choose a name of your own")
-        for name, value in (("send_timeout_ms", send_timeout_ms), ("retries", retries + 1)):
-            if value <= 0:
-                raise ConfigError(f"{name} is too small")
-        if linger_ms < 0 or retries_async < 0 or close_timeout_ms < 0 or default_topic_queues < 1:
-            raise ConfigError(
-                "linger_ms, retries_async and close_timeout_ms cannot be negative,"
-                " default_topic_queues is at least 1"
-            )
-        self.send_timeout_ms = send_timeout_ms
+        self._settings = chosen = ProducerOptions(**settings)
+        self.send_timeout_ms = chosen.send_timeout_ms
+        self._retries = chosen.retries
+        self._retries_async = chosen.retries_async
         self._namesrv = namesrv
         self._env = env or real_env()
-        self._retries = retries
-        self._retries_async = retries_async
-        self._retry_when_not_ok = retry_another_broker_when_not_store_ok
-        self._avoid_slow_brokers = latency_fault_avoidance
-        self._linger_ms = linger_ms
-        self._default_topic_queues = default_topic_queues
-        self._close_timeout_ms = close_timeout_ms
-        self._hooks = Hooks(hooks)
-        self._window = Window(in_flight_max)
+        self._hooks = Hooks(chosen.hooks)
+        self._window = Window(chosen.in_flight_max)
         self._packer = Packer(
             self.options.namespace,
-            max_message_bytes=max_message_bytes,
-            compress_above_bytes=compress_above_bytes,
-            compression=compression,
+            max_message_bytes=chosen.max_message_bytes,
+            compress_above_bytes=chosen.compress_above_bytes,
+            compression=chosen.compression,
         )
         if self._hooks.prepares:
             self._packer.prepare = self._hooks.prepare
-        self._trace = (
-            TraceRecorder(namesrv, group, "PRODUCE", self.options, self._env, trace_topic)
-            if trace
-            else None
-        )
-        if self._trace is not None:
+        self._trace: TraceRecorder | None = None
+        if trace:
+            self._trace = TraceRecorder(
+                namesrv, group, "PRODUCE", self.options, self._env, trace_topic
+            )
             self._hooks.add(self._trace)
         self._instance: Instance | None = None
         self._running = False
@@ -131,19 +109,19 @@ class Producer:
             self.group,
             self._window,
             hooks=self._hooks,
-            retry_when_not_ok=self._retry_when_not_ok,
-            avoid_slow_brokers=self._avoid_slow_brokers,
-            default_topic_queues=self._default_topic_queues,
+            retry_when_not_ok=self._settings.retry_another_broker_when_not_store_ok,
+            avoid_slow_brokers=self._settings.latency_fault_avoidance,
+            default_topic_queues=self._settings.default_topic_queues,
         )
         self._gatherer = (
             Gatherer(
                 self._sender,
-                linger_ms=self._linger_ms,
+                linger_ms=self._settings.linger_ms,
                 retries=self._retries_async,
                 bytes_max=self._packer.max_message_bytes,
                 send_alone=self._post_alone,
             )
-            if self._linger_ms
+            if self._settings.linger_ms
             else None
         )
         self._requests = Requests(instance, self._packed, self._send)
@@ -159,10 +137,11 @@ class Producer:
         try:
             if self._gatherer is not None:
                 self._gatherer.flush()
-            if not await self._sender.quiet(self._close_timeout_ms / 1000):
+            if not await self._sender.quiet(self._settings.close_timeout_ms / 1000):
                 log.warning(
                     "closing without answers: group=%s requests=%d",
-                    *(self.group, self._sender.in_flight),
+                    self.group,
+                    self._sender.in_flight,
                 )
         finally:
             await self._sender.stop("the producer was closed")
@@ -171,18 +150,6 @@ class Producer:
             await instance.remove_producer(self)
             await release(instance)
             self._instance = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     @property
     def in_flight(self) -> int:
@@ -267,7 +234,10 @@ class Producer:
         packed = await self._packed(message)
         fixed = None if queue is None else self._full_queue(packed, queue)
         delivery = Delivery(
-            *(self._sender, packed, self._loop.create_future(), deadline),
+            self._sender,
+            packed,
+            self._loop.create_future(),
+            deadline,
             mode=SendMode.ONEWAY,
             fixed=fixed,
             selector=selector,
@@ -307,7 +277,10 @@ class Producer:
                 continue
             self._sender.post(
                 BatchDelivery(
-                    *(self._sender, batch, future, deadline),
+                    self._sender,
+                    batch,
+                    future,
+                    deadline,
                     mode=SendMode.SYNC,
                     retries=self._retries,
                     fixed=fixed,
@@ -371,7 +344,8 @@ class Producer:
         log.warning(
             "a broker asks about a transaction, but this producer has none: group=%s broker=%s;"
             " use a TransactionProducer in this group",
-            *(self.group, address),
+            self.group,
+            address,
         )
 
     # --- inside ------------------------------------------------------------------------------
@@ -446,9 +420,14 @@ class Producer:
             return
         self._sender.post(
             kind(
-                *(self._sender, packed, future, deadline),
+                self._sender,
+                packed,
+                future,
+                deadline,
                 mode=mode,
-                retries=self._retries if mode is SendMode.SYNC else self._retries_async,
+                retries=self._settings.retries
+                if mode is SendMode.SYNC
+                else self._settings.retries_async,
                 fixed=fixed,
                 selector=selector,
             )
@@ -463,7 +442,10 @@ class Producer:
     ) -> None:
         self._sender.post(
             Delivery(
-                *(self._sender, packed, future, deadline),
+                self._sender,
+                packed,
+                future,
+                deadline,
                 mode=SendMode.ASYNC,
                 retries=self._retries_async,
                 fixed=fixed,

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Mapping
 from typing import Protocol
 
 from cosmodrome.client.instance import Instance
-from cosmodrome.client.namespace import unwrap
+from cosmodrome.client.received import received as from_record
 from cosmodrome.client.send.delivery import Delivery
 from cosmodrome.client.send.failures import BadMessage, RequestTimedOut
 from cosmodrome.client.send.packing import Packed
@@ -27,16 +27,15 @@ from cosmodrome.wire.message import (
     MSG_TYPE,
     REPLY_TO_CLIENT,
     TTL,
-    decompress,
     format_properties,
     pack_host,
     parse_properties,
+    whole_number,
 )
 from cosmodrome.wire.names import REPLY_TOPIC_SUFFIX
 from cosmodrome.wire.record import Record
 
 REPLY_KIND = "reply"
-BODY_BYTES_MAX = 64 << 20
 HOST_UNKNOWN = bytes(8)
 
 
@@ -123,8 +122,7 @@ class Requests:
             topic=pushed.topic,
             properties=format_properties(pairs),
         )
-        body = decompress(pushed.body, pushed.sys_flag, BODY_BYTES_MAX)
-        return ReceivedMessage(record, "", topic=unwrap(self._namespace, pushed.topic), body=body)
+        return from_record(record, "", namespace=self._namespace)
 
     async def reply(
         self, received: ReceivedMessage, body: bytes | str, properties: Mapping[str, str] | None
@@ -145,8 +143,7 @@ class Requests:
         # Reply topics belong to the brokers, not to a namespace.
         packed.topic = topic
         timeout_ms = self._instance.options.call_timeout_ms
-        if asked.get(TTL, "").isdigit():
-            timeout_ms = min(timeout_ms, int(asked[TTL]) or timeout_ms)
+        timeout_ms = min(timeout_ms, whole_number(asked.get(TTL, "")) or timeout_ms)
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         queue = None
         if received.broker_name:

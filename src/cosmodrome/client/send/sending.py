@@ -1,10 +1,10 @@
 """Gets packed messages to brokers: which queue, which connection, whether to try again.
 
 Theory of operation. A `Delivery` is one send request with all its attempts. It takes the next
-step in callbacks, never in a task of its own: the answer, or the end of the connection, settles
+step in callbacks, never in a task of its own: the answer, or the end of the connection, ends
 the attempt; a failed attempt begins the next one or ends the delivery. Deliveries that need a
 route or a connection first wait in one line per topic or address, and whatever is sent
-meanwhile lines up behind them, so messages to one queue leave in the order they were given.
+meanwhile lines up behind them, so messages to one queue leave in the order in which they were sent.
 
 Invariants: a delivery ends exactly once, at the latest at its deadline, and gives its room in the
 window back then; a message whose queue the caller chose is tried once, because a second try
@@ -39,7 +39,7 @@ from cosmodrome.errors import (
     Unreachable,
 )
 from cosmodrome.transport.connection import SocketConnection
-from cosmodrome.transport.patience import CATCH_UP_S, STOOD_STILL_S
+from cosmodrome.transport.timeouts import CATCH_UP_S, STOOD_STILL_S
 from cosmodrome.wire.commands.produce import SendMessageV2
 from cosmodrome.wire.frame import Frame, Prepared, prepare_json
 from cosmodrome.wire.message import MAX_RECONSUME_TIMES, RECONSUME_TIME, parse_properties
@@ -108,7 +108,7 @@ class Sender:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are not settled."""
+        """Requests that have no outcome yet."""
         return len(self._out)
 
     def post(self, delivery: Delivery) -> None:
@@ -144,7 +144,7 @@ class Sender:
             self._after(delivery, context)
 
     async def quiet(self, timeout_s: float) -> bool:
-        """Whether everything was settled within that time."""
+        """Whether everything had an outcome within that time."""
         if self._out:
             self._idle.clear()
             try:
@@ -158,7 +158,7 @@ class Sender:
         """End what is still out."""
         for delivery in list(self._out):
             self._end(delivery)
-            delivery.fail(SendFailed(self._said(delivery), delivery.tried, f"; {why}"))
+            delivery.fail(SendFailed(delivery.packed.message.topic, delivery.tried, f"; {why}"))
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         for task in list(self._tasks):
@@ -263,7 +263,7 @@ class Sender:
 
     def _dropped(self, delivery: Delivery) -> bool:
         """Whether nobody waits for it any more; then it ends here."""
-        if not delivery.unwanted:
+        if not delivery.abandoned:
             return False
         self._end(delivery)
         delivery.fail(Unreachable("nobody waits for this message any more"))
@@ -409,9 +409,9 @@ class Sender:
         if delivery.stored is not None:
             delivery.succeed(delivery.stored)
         elif isinstance(error, TimedOut):
-            delivery.fail(SendTimedOut(self._said(delivery), delivery.tried, " in time"))
+            delivery.fail(SendTimedOut(delivery.packed.message.topic, delivery.tried, " in time"))
         else:
-            delivery.fail(SendFailed(self._said(delivery), delivery.tried))
+            delivery.fail(SendFailed(delivery.packed.message.topic, delivery.tried))
 
     def _again(self, delivery: Delivery) -> None:
         assert delivery.queue is not None
@@ -469,7 +469,7 @@ class Sender:
             return
         self._end(delivery)
         delivery.fail(
-            SendTimedOut(self._said(delivery), (), " in time: no name server gave a route")
+            SendTimedOut(delivery.packed.message.topic, (), " in time: no name server gave a route")
         )
 
     # --- small things ------------------------------------------------------------------------
@@ -513,9 +513,6 @@ class Sender:
             f"topic {unwrap(self._namespace, topic)} has no queue that takes messages;"
             " check its permission and that the master of its broker runs"
         )
-
-    def _said(self, delivery: Delivery) -> str:
-        return delivery.packed.message.topic
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

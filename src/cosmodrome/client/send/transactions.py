@@ -1,4 +1,4 @@
-"""Transactional messages: stored out of sight first, shown or dropped when the sender decided.
+"""Transactional messages: stored unseen first, shown or dropped when the sender decided.
 
 `send_in_transaction` stores the half message, runs the local transaction and tells the broker how
 it ended. When that does not reach the broker, or the answer was UNKNOWN, the broker asks
@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from cosmodrome.client.namespace import unwrap
+from cosmodrome.client.received import received
 from cosmodrome.client.send.failures import BadMessage
 from cosmodrome.client.send.hooks import MessageKind
 from cosmodrome.client.send.producer import Producer
@@ -28,14 +28,13 @@ from cosmodrome.wire.message import (
     PRODUCER_GROUP,
     TRANSACTION_PREPARED,
     UNIQ_KEY,
-    decompress,
     parse_offset_message_id,
 )
 from cosmodrome.wire.record import decode_record
 
 log = logging.getLogger(__name__)
 
-BODY_BYTES_MAX = 64 << 20
+CHECK_BYTES_MAX = 64 << 20  # of the messages that brokers ask about and that wait for an answer
 
 
 class TransactionState(enum.Enum):
@@ -88,6 +87,7 @@ class TransactionProducer(Producer):
         self._checks: asyncio.Queue[tuple[CheckTransactionState, str]] = asyncio.Queue(
             checks_waiting_max
         )
+        self._check_bytes = 0  # of the messages in them
         self._workers: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -109,7 +109,8 @@ class TransactionProducer(Producer):
     async def send_in_transaction(
         self, message: Message, local: Local, *, timeout_ms: int | None = None
     ) -> TransactionResult:
-        """Store the message out of sight, run `local`, and commit or roll back by its answer."""
+        """Store the message where no consumer sees it, run `local`, and commit or roll back as
+        it answers."""
         self._live()
         if message.delay_level or message.delay_ms is not None or message.deliver_at_ms is not None:
             raise BadMessage("a transactional message cannot be delayed; send it without delay")
@@ -130,13 +131,16 @@ class TransactionProducer(Producer):
         return result
 
     async def _end(self, message: Message, result: TransactionResult) -> None:
-        """Tell the broker; when it does not hear it, it asks."""
+        """Tell the broker the decision. A broker that does not get it asks."""
         sent = result.send
         try:
             instance = self._live()
             address = instance.routes.address(sent.queue.broker_name)
             if address is None:
-                raise Unreachable(f"the master of {sent.queue.broker_name} is gone")
+                raise Unreachable(
+                    f"the master of broker {sent.queue.broker_name} is away; the transaction waits"
+                    " for it"
+                )
             _, log_offset = parse_offset_message_id(sent.offset_msg_id)
             await instance.links.notify(
                 address,
@@ -153,30 +157,42 @@ class TransactionProducer(Producer):
         except CosmodromeError as error:
             log.warning(
                 "transaction not ended, its broker will ask: topic=%s id=%s state=%s reason=%s",
-                *(message.topic, sent.msg_id, result.state.name, error),
+                message.topic,
+                sent.msg_id,
+                result.state.name,
+                error,
             )
             return
         if self._trace is not None:
             self._trace.transaction_ended(
-                *(message.topic, sent.msg_id, message.tags, message.keys, address),
-                *(sent.transaction_id, result.state.value),
+                topic=message.topic,
+                msg_id=sent.msg_id,
+                tags=message.tags,
+                keys=message.keys,
+                store_host=address,
+                transaction_id=sent.transaction_id,
+                state=result.state.value,
                 from_check=False,
             )
 
     # --- check-back --------------------------------------------------------------------------
 
     def check_transaction(self, ask: CheckTransactionState, address: str) -> None:
-        try:
+        fits = self._check_bytes + len(ask.body) <= CHECK_BYTES_MAX or self._checks.empty()
+        if fits and not self._checks.full():
             self._checks.put_nowait((ask, address))
-        except asyncio.QueueFull:
+            self._check_bytes += len(ask.body)
+        else:
             log.warning(
                 "transaction check dropped, the broker asks again: group=%s waiting=%d",
-                *(self.group, self._checks.qsize()),
+                self.group,
+                self._checks.qsize(),
             )
 
     async def _answer_checks(self) -> None:
         while True:
             ask, address = await self._checks.get()
+            self._check_bytes -= len(ask.body)
             try:
                 await self._answer(ask, address)
             except Exception:
@@ -184,12 +200,7 @@ class TransactionProducer(Producer):
 
     async def _answer(self, ask: CheckTransactionState, address: str) -> None:
         record = decode_record(ask.body)
-        message = ReceivedMessage(
-            record,
-            "",
-            topic=unwrap(self.options.namespace, record.topic),
-            body=decompress(record.body, record.sys_flag, BODY_BYTES_MAX),
-        )
+        message = received(record, "", namespace=self.options.namespace)
         state, error = await _decided(self._check, message)
         if error is not None:
             log.error("the check function failed: id=%s", message.msg_id, exc_info=error)
@@ -209,8 +220,13 @@ class TransactionProducer(Producer):
         )
         if self._trace is not None:
             self._trace.transaction_ended(
-                *(message.topic, msg_id, message.tags, message.keys, address),
-                *(ask.transaction_id, state.value),
+                topic=message.topic,
+                msg_id=msg_id,
+                tags=message.tags,
+                keys=message.keys,
+                store_host=address,
+                transaction_id=ask.transaction_id,
+                state=state.value,
                 from_check=True,
             )
 

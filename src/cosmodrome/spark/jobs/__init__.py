@@ -1,4 +1,4 @@
-"""The jobs of `cosmo pipeline`, one module each, with what `cosmo pipeline --help` says of them.
+"""The jobs of `cosmo pipeline`, one module each, with their lines in `cosmo pipeline --help`.
 
 A job `NAME` is a module of this package that has `command`, made with `job.job`, beside a plain
 function for programs that do not go through the command line. Importing the module must not

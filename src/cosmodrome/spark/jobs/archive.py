@@ -4,7 +4,7 @@
 
     archive(spark, ["orders"], "/lake/orders", namesrv="127.0.0.1:9876", once=True)
 
-How rows get into the lake is `spark/archiving.py`, how the lake looks `spark/lake.py`.
+`spark/lake/archiving.py` puts rows into the lake; `spark/lake/layout.py` says what it looks like.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from cosmodrome.env.base import Env
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import ConfigError, CosmodromeError
 from cosmodrome.spark.jobs.job import JobContext, job, stop_requests
-from cosmodrome.spark.offsets import from_json
+from cosmodrome.spark.read.offsets import from_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from cosmodrome.spark.archiving import Archiver
-    from cosmodrome.spark.lake import Lake
+    from cosmodrome.spark.lake.archiving import Archiver
+    from cosmodrome.spark.lake.layout import Lake
 
 ROWS_PER_BATCH = 1_000_000
 COMPACT_AFTER = 32
@@ -83,30 +83,21 @@ def archive(
 ) -> Status:
     """Copy topics into the lake at `path` until `stop` says so, or with `once` up to now.
 
-    `options` are further options of the source (access keys, TLS, pullBytes, ...). `watch` is
-    called about twice a second with the newest status; `stop` is asked as often, and the stream
-    ends after its running batch. A call on the same path goes on where the one before ended.
-    """
-    from cosmodrome.spark.archiving import Archiver
-    from cosmodrome.spark.lake import LOCK
-    from cosmodrome.spark.lake_lock import LakeLock
+    `options` are further options of the source (access keys, TLS, pullBytes, ...). `watch` gets
+    the newest status about twice a second; `stop` is asked as often, and ends the stream after its
+    running batch. A call on the same path goes on where the one before ended."""
+    from cosmodrome.spark.lake.archiving import Archiver
+    from cosmodrome.spark.lake.layout import LOCK
+    from cosmodrome.spark.lake.lock import LakeLock
 
     env = env or real_env()
     if rows_per_batch < 1 or compact_after < 1:
         raise ConfigError("rows_per_batch and compact_after must be 1 or more")
-    filters = {"tags": tags, "sql": sql}
-    lake = _lake(
-        spark,
-        path,
-        subject=_subject(topics, pattern),
-        filters={name: value for name, value in filters.items() if value},
-        format=format,
-        json=json,
-        env=env,
-    )
+    filters = {name: value for name, value in (("tags", tags), ("sql", sql)) if value}
+    subject = _subject(topics, pattern)
+    lake = _lake(spark, path, subject=subject, filters=filters, format=format, json=json, env=env)
     lock = LakeLock(lake.files, LOCK, env)
-    lock.acquire("cosmo pipeline archive")
-    try:
+    with lock.held("cosmo pipeline archive"):
         archiver = Archiver(lake, lock, env, compression=compression, compact_after=compact_after)
         archiver.check_checkpoint()
         archiver.recover()
@@ -120,34 +111,28 @@ def archive(
             **_start(starting),
         }
         query = _start_query(spark, archiver, reading, None if once else trigger)
-        started_s = time.monotonic()
-        status = _follow(query, archiver, lock.beat, watch, stop, started_s, env)
+        status = _follow(query, archiver, beat=lock.beat, watch=watch, stop=stop, env=env)
         if compact:
             archiver.compact(everything=True)
-            status = dataclasses.replace(status, merged=archiver.merged.directories)
-        return status
-    finally:
-        lock.release()
+            return dataclasses.replace(status, merged=archiver.merged.directories)
+    return status
 
 
 def compact_archive(
     spark: SparkSession, path: str, *, compression: str = COMPRESSION, env: Env | None = None
 ) -> int:
-    """Merge the small directories of an archive that nobody writes; tells how many are gone."""
-    from cosmodrome.spark.archiving import Archiver
-    from cosmodrome.spark.lake import LOCK, Lake
-    from cosmodrome.spark.lake_lock import LakeLock
+    """Merge the small directories of an archive that nobody writes; returns how many are gone."""
+    from cosmodrome.spark.lake.archiving import Archiver
+    from cosmodrome.spark.lake.layout import LOCK, Lake
+    from cosmodrome.spark.lake.lock import LakeLock
 
     env = env or real_env()
     lake = Lake.open(spark, path)
     lock = LakeLock(lake.files, LOCK, env)
-    lock.acquire("cosmo pipeline archive --compact")
-    try:
+    with lock.held("cosmo pipeline archive --compact"):
         archiver = Archiver(lake, lock, env, compression=compression)
         archiver.recover()
         return archiver.compact(everything=True).directories
-    finally:
-        lock.release()
 
 
 def _lake(
@@ -160,8 +145,8 @@ def _lake(
     json: bool,
     env: Env,
 ) -> Lake:
-    """The archive at `path`, made if need be; a different kind than it was made as is refused."""
-    from cosmodrome.spark.lake import ArchiveInfo, Lake, find_lake
+    """The archive at `path`, made if there is none; settings unlike its own are refused."""
+    from cosmodrome.spark.lake.layout import ArchiveInfo, Lake, find_lake
 
     lake = find_lake(spark, path)
     if lake is None:
@@ -179,7 +164,9 @@ def _lake(
         raise ConfigError(f"{path} is a {info.lake} archive; leave the format out")
     if json != info.json:
         made = "with" if info.json else "without"
-        raise ConfigError(f"{path} was begun {made} parsed JSON bodies (--json); keep it so")
+        raise ConfigError(
+            f"{path} was begun {made} parsed JSON bodies (--json); use the same setting"
+        )
     if filters != info.filters:
         raise ConfigError(
             f"{path} was begun with the filter {info.filters or 'none'}; a table that changes its"
@@ -198,16 +185,16 @@ def _subject(topics: str | Sequence[str] | None, pattern: str | None) -> dict[st
     return {"subscribePattern": pattern} if pattern else {"subscribe": ",".join(names)}
 
 
-def _format(spark: SparkSession, wanted: str | None) -> str:
-    from cosmodrome.spark import delta
-    from cosmodrome.spark.lake import DELTA, PARQUET
+def _format(spark: SparkSession, asked: str | None) -> str:
+    from cosmodrome.spark.lake.layout import DELTA, PARQUET
+    from cosmodrome.spark.runtime import delta
 
-    if wanted not in (None, DELTA, PARQUET):
-        raise ConfigError(f"format {wanted!r}: write {DELTA} or {PARQUET}")
+    if asked not in (None, DELTA, PARQUET):
+        raise ConfigError(f"format {asked!r}: write {DELTA} or {PARQUET}")
     has_delta = delta.active(spark)
-    if wanted == DELTA and not has_delta:
+    if asked == DELTA and not has_delta:
         raise ConfigError(f"no Delta Lake here: {delta.why_inactive(spark)}; or use parquet")
-    return wanted or (DELTA if has_delta else PARQUET)
+    return asked or (DELTA if has_delta else PARQUET)
 
 
 def _start(starting: str) -> dict[str, str]:
@@ -219,8 +206,8 @@ def _start(starting: str) -> dict[str, str]:
 def _start_query(
     spark: SparkSession, archiver: Archiver, reading: Mapping[str, str], trigger: str | None
 ) -> StreamingQuery:
-    from cosmodrome.spark import rows
-    from cosmodrome.spark.lake import CHECKPOINT
+    from cosmodrome.spark.lake.layout import CHECKPOINT
+    from cosmodrome.spark.read import rows
     from cosmodrome.spark.source import register
 
     register(spark)
@@ -242,12 +229,13 @@ def _start_query(
 def _follow(
     query: StreamingQuery,
     archiver: Archiver,
+    *,
     beat: Callable[[], None],
     watch: Callable[[Status], None] | None,
     stop: Callable[[], object] | None,
-    started_s: float,
     env: Env,
 ) -> Status:
+    started_s = time.monotonic()
     try:
         while not query.awaitTermination(_POLL_S):  # type: ignore[arg-type]
             beat()
@@ -280,11 +268,11 @@ def _status(query: StreamingQuery, archiver: Archiver, started_s: float, env: En
 
 def _lag(query: StreamingQuery, archiver: Archiver) -> int | None:
     """Messages between what the brokers had at the last look and what the lake holds."""
-    told: Any = query.lastProgress
-    if told is None or archiver.progress is None:
+    progress: Any = query.lastProgress
+    if progress is None or archiver.progress is None:
         return None
     try:
-        latest = json_codec.loads(told.json)["sources"][0]["latestOffset"]
+        latest = json_codec.loads(progress.json)["sources"][0]["latestOffset"]
         ends = from_json(latest) if latest else {}
     except (CosmodromeError, LookupError, TypeError, ValueError):
         return None
@@ -294,7 +282,7 @@ def _lag(query: StreamingQuery, archiver: Archiver) -> int | None:
 
 @job("archive")
 @click.argument("path")
-@click.option("-t", "--topic", "topics", multiple=True, help="A topic to archive; repeatable.")
+@click.option("-t", "--topic", "topics", multiple=True, help="A topic to archive; may be repeated.")
 @click.option("--pattern", metavar="REGEX", help="All topics whose whole name matches.")
 @click.option("--once", is_flag=True, help="Archive what is there now, then end.")
 @click.option("--trigger", default=TRIGGER, show_default=True, help="How often a batch is made.")
@@ -313,24 +301,26 @@ def _lag(query: StreamingQuery, archiver: Archiver) -> int | None:
 )
 @click.option("--json", is_flag=True, help="Parse JSON bodies into the column `value`.")
 @click.option("--tags", metavar="A||B", help="Only messages with these tags.")
-@click.option("--sql", metavar="EXPR", help="Only messages that the broker's SQL92 filter lets by.")
-@click.option("--group", help="Consumer group that shows the progress.")
+@click.option("--sql", metavar="EXPR", help="Only messages that match this SQL92 filter.")
+@click.option("--group", help="Consumer group under which brokers show the progress.")
 @click.option(
     "--rows-per-batch",
     type=click.IntRange(1),
     default=ROWS_PER_BATCH,
     show_default=True,
-    help="The most rows of one batch.",
+    help="At most this many rows per batch.",
 )
 @click.option(
     "--compact-after",
     type=click.IntRange(1),
     default=COMPACT_AFTER,
     show_default=True,
-    help="Merge the batches of a topic and date when they are more than this.",
+    help="Merge the batches of a topic and date when there are more than this many.",
 )
-@click.option("--compact", is_flag=True, help="Merge at the end; without topics do only this.")
-@click.option("--allow-loss", is_flag=True, help="Go on when messages expired before their time.")
+@click.option("--compact", is_flag=True, help="Merge at the end; without topics, only merge.")
+@click.option(
+    "--allow-loss", is_flag=True, help="Go on when messages expired before they were read."
+)
 def command(
     job: JobContext,
     path: str,
@@ -338,7 +328,7 @@ def command(
     pattern: str | None,
     compact: bool,
     allow_loss: bool,
-    **given: Any,
+    **values: Any,
 ) -> None:
     """Copy topics into the lake at PATH, exactly once, and keep it up to date.
 
@@ -349,7 +339,7 @@ def command(
         gone = compact_archive(job.spark, path)
         job.say(f"merged {gone} directories of {path}")
         return
-    _subject(topics, pattern)  # what is wrong is said before Spark starts
+    _subject(topics, pattern)  # report mistakes before Spark starts
     options = job.source_options()
     namesrv = options.pop("namesrv")
     if allow_loss:
@@ -366,7 +356,7 @@ def command(
             options=options,
             watch=lambda status: job.note(status.line()),
             stop=stop,
-            **given,
+            **values,
         )
     job.say(status.line())
     if status.merged:

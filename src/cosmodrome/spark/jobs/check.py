@@ -5,7 +5,7 @@
     report = check(spark, topics=["orders"], options={"namesrv": "127.0.0.1:9876"})
     assert report.ok, report.findings
 
-What is looked for is in `spark/checking.py`; here is where the messages come from.
+`spark/lake/checking.py` does the checking; this module says where the messages come from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cosmodrome.spark.jobs.job import EXIT_FOUND, JobContext, job
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cosmodrome.spark.checking import Bounds, Report, Scan
+    from cosmodrome.spark.lake.checking import Bounds, Report, Scan
 
 TOLERANCE_MS = 1000
 FINDINGS = 100
@@ -45,47 +45,49 @@ def check(
     tolerance_ms: int = TOLERANCE_MS,
     limit: int = FINDINGS,
 ) -> Report:
-    """Look through one place: a cluster (`options` of the source), an archive or a store.
+    """Check one source: a cluster (`options` of format("rocketmq")), an archive or a store.
 
     `topics` or `pattern` choose among its topics; an archive and a store are read whole without
     them. A live topic is checked between the first and last offsets that its brokers have now.
     """
-    from cosmodrome.spark.checking import examine
+    from cosmodrome.spark.lake.checking import examine
 
-    places = [place for place in (options, archive, store) if place is not None]
-    if len(places) != 1:
-        raise ConfigError("check one place: a cluster, an archive or a store directory")
+    sources = [one for one in (options, archive, store) if one is not None]
+    if len(sources) != 1:
+        raise ConfigError("check one source: a cluster, an archive or a store directory")
     if topics and pattern is not None:
         raise ConfigError("topics and a pattern exclude each other; give one of them")
     chosen = {"subscribe": ",".join(topics)} if topics else {}
     if pattern is not None:
         chosen = {"subscribePattern": pattern}
     if store is not None:
-        scan = _of_store(spark, store, {**chosen, "includeSystem": str(system)})
+        scan = _scan_store(spark, store, {**chosen, "includeSystem": str(system)})
     elif archive is not None:
-        scan = _of_archive(spark, archive, topics, pattern)
+        scan = _scan_archive(spark, archive, topics, pattern)
     else:
         assert options is not None
         if not chosen:
             raise ConfigError("which topic? name it, or give a pattern")
-        scan = _of_cluster(spark, ", ".join(topics) or f"{pattern}", {**options, **chosen})
+        scan = _scan_cluster(spark, ", ".join(topics) or f"{pattern}", {**options, **chosen})
     return examine(scan, ids=ids, tolerance_ms=tolerance_ms, limit=limit)
 
 
-def _of_store(spark: SparkSession, path: str, options: Mapping[str, str]) -> Scan:
-    from cosmodrome.spark.checking import COLUMNS, Scan
-    from cosmodrome.spark.rows import CORRUPT
+def _scan_store(spark: SparkSession, path: str, options: Mapping[str, str]) -> Scan:
+    from cosmodrome.spark.lake.checking import COLUMNS, Scan
+    from cosmodrome.spark.read.rows import CORRUPT
 
     reader = spark.read.format(_SOURCE).options(storePath=path, **options)
     frame = reader.option("columns", ",".join((*COLUMNS, CORRUPT))).load()
     return Scan(f"store {path}", frame)
 
 
-def _of_archive(spark: SparkSession, path: str, topics: Sequence[str], pattern: str | None) -> Scan:
+def _scan_archive(
+    spark: SparkSession, path: str, topics: Sequence[str], pattern: str | None
+) -> Scan:
     from pyspark.sql import functions as F
 
-    from cosmodrome.spark.checking import COLUMNS, Scan
-    from cosmodrome.spark.lake import BATCH, Lake
+    from cosmodrome.spark.lake.checking import COLUMNS, Scan
+    from cosmodrome.spark.lake.layout import BATCH, Lake
 
     lake = Lake.open(spark, path)
     progress = lake.progress()
@@ -110,23 +112,23 @@ def _of_archive(spark: SparkSession, path: str, topics: Sequence[str], pattern: 
     )
 
 
-def _of_cluster(spark: SparkSession, what: str, options: Mapping[str, str]) -> Scan:
-    from cosmodrome.spark.checking import COLUMNS, Scan
+def _scan_cluster(spark: SparkSession, what: str, options: Mapping[str, str]) -> Scan:
+    from cosmodrome.spark.lake.checking import COLUMNS, Scan
 
-    given = {**options, "columns": ",".join(COLUMNS)}
-    bounds, span = _bounds_now(given)
-    frame = spark.read.format(_SOURCE).options(**given, **span).load()
+    reading = {**options, "columns": ",".join(COLUMNS)}
+    bounds, span = _bounds_now(reading)
+    frame = spark.read.format(_SOURCE).options(**reading, **span).load()
     return Scan(f"{what} of {options.get('namesrv')}", frame, bounds)
 
 
-def _bounds_now(given: Mapping[str, str]) -> tuple[Bounds, dict[str, str]]:
+def _bounds_now(reading: Mapping[str, str]) -> tuple[Bounds, dict[str, str]]:
     """What the brokers have, and the options that read exactly this."""
     from cosmodrome.spark.cluster import Cluster
-    from cosmodrome.spark.offsets import to_json
-    from cosmodrome.spark.options import ReadOptions
-    from cosmodrome.spark.subscription import Subscription
+    from cosmodrome.spark.read.offsets import to_json
+    from cosmodrome.spark.read.options import ReadOptions
+    from cosmodrome.spark.read.subscription import Subscription
 
-    parsed = ReadOptions.parse(given)
+    parsed = ReadOptions.parse(reading)
     with Cluster(parsed.connection) as cluster:
         queues = Subscription(parsed, cluster).queues()
         found = cluster.bounds(queues) if queues else {}
@@ -151,9 +153,14 @@ def report_lines(report: Report) -> Iterator[str]:
     shown = bad_first[:QUEUES_SHOWN]
     cells = [
         [
-            *(queue.topic, queue.broker, str(queue.queue_id)),
-            *("" if at is None else str(at) for at in (queue.first, queue.last)),
-            *(str(queue.messages), str(queue.missing), str(queue.duplicates)),
+            queue.topic,
+            queue.broker,
+            str(queue.queue_id),
+            "" if queue.first is None else str(queue.first),
+            "" if queue.last is None else str(queue.last),
+            str(queue.messages),
+            str(queue.missing),
+            str(queue.duplicates),
             str(queue.time_steps + queue.log_steps),
         ]
         for queue in sorted(shown, key=lambda q: (q.topic, q.broker, q.queue_id))
@@ -163,11 +170,11 @@ def report_lines(report: Report) -> Iterator[str]:
         yield f"… and {len(report.queues) - len(shown)} queues more\n"
     yield "\n"
     for finding in report.findings:
-        place = ""
-        if finding.topic is not None:
-            broker = "" if finding.broker is None else f" {finding.broker}"
-            place = f" {finding.topic}{broker} queue {finding.queue_id} at {finding.queue_offset}"
-        yield f"{finding.kind.upper()}{place}: {finding.what}\n"
+        at, position = finding.evidence, ""
+        if at["topic"] is not None:
+            broker = "" if at["broker"] is None else f" {at['broker']}"
+            position = f" {at['topic']}{broker} queue {at['queue_id']} at {at['queue_offset']}"
+        yield f"{finding.code.upper()}{position}: {finding.sentence}\n"
     for note in report.notes:
         yield f"note: {note}\n"
     problems = [f"{count} × {kind}" for kind, count in report.counts.items() if count]
@@ -184,22 +191,24 @@ def report_lines(report: Report) -> Iterator[str]:
 @click.option("--archive", metavar="PATH", help="Check the archive at PATH.")
 @click.option("--store", metavar="DIR", help="Check the log of a store directory.")
 @click.option("--system", is_flag=True, help="With --store, also the broker's own topics.")
-@click.option("--ids/--no-ids", default=True, help="Look for message ids that are there twice.")
+@click.option("--ids/--no-ids", default=True, help="Look for duplicate message ids.")
 @click.option(
     "--tolerance-ms",
     type=click.IntRange(min=0),
     default=TOLERANCE_MS,
     show_default=True,
-    help="Store times may step back by so much.",
+    help="How far store times may step back.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
     default=FINDINGS,
     show_default=True,
-    help="Findings listed of each kind.",
+    help="How many findings of each kind are listed.",
 )
-@click.option("-o", "form", type=click.Choice(["table", "json"]), default="table", help="Form.")
+@click.option(
+    "-o", "form", type=click.Choice(["table", "json"]), default="table", help="Output format."
+)
 def command(
     context: JobContext,
     topics: tuple[str, ...],
@@ -219,13 +228,14 @@ def command(
     cosmo pipeline check --archive /lake/orders
     cosmo pipeline check --store ~/store -o json
 
-    Exits with 6 when there are problems. A topic that was deleted and made again has its offsets
-    twice in a store and in an archive. `cosmo store check` looks at queue and index files.
+    Exits with 6 when there are problems. A topic that was deleted and created again
+    has its offsets twice in a store and in an archive. `cosmo store check` checks queue and index
+    files.
     """
     if system and store is None:
         raise ConfigError("--system goes with --store")
     live = archive is None and store is None
-    if not live and context.namesrv_given:
+    if not live and context.has_namesrv:
         raise ConfigError("-n asks a cluster and makes no sense with --archive or --store")
     if live and not topics and pattern is None:
         raise ConfigError("check what? name a topic, or give --pattern, --archive or --store")

@@ -1,7 +1,7 @@
 """The job `jars`: fetches the jars of Delta Lake through the Maven of the machine.
 
-Maven knows the registries, mirrors and proxies that this machine may use; nothing of that is
-repeated here. Each jar is fetched alone: its own list of what it needs names all of Spark again.
+Maven knows the registries, mirrors and proxies that this machine may use. Each jar is fetched
+without its dependencies, because they list all of Spark again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import click
 
 from cosmodrome.env.real import RealDisk
 from cosmodrome.errors import ConfigError
-from cosmodrome.spark import delta
 from cosmodrome.spark.jobs.job import EXTRA_FIX
+from cosmodrome.spark.runtime import delta
 
 COPY_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
 TRIES = 3
@@ -28,27 +28,27 @@ Run = Callable[[list[str]], tuple[int, str]]
 
 def fetch(minor: str, folder: str, run: Run) -> list[str]:
     """Bring the release for a Spark into `folder`; returns the paths of its jars."""
-    wanted = delta.artifacts(minor)
-    if not wanted:
+    artifacts = delta.artifacts(minor)
+    if not artifacts:
         raise ConfigError(delta.advice(minor))
     disk = RealDisk()
     disk.make_dirs(folder)
     paths = []
-    for artifact in wanted:
+    for artifact in artifacts:
         _group, name, release = artifact.split(":")
         path = os.path.join(folder, f"{name}-{release}.jar")
         paths.append(path)
         if disk.exists(path):
             continue
         command = ["mvn", "-B", "-q", COPY_GOAL, f"-Dartifact={artifact}"]
-        said = ""
+        output = ""
         for _ in range(TRIES):
-            code, said = run([*command, f"-DoutputDirectory={folder}"])
+            code, output = run([*command, f"-DoutputDirectory={folder}"])
             if code == 0 and disk.exists(path):
                 break
         else:
             raise ConfigError(
-                f"{artifact} could not be fetched, Maven said:\n{said[-OUTPUT_CHARACTERS_MAX:]}"
+                f"{artifact} could not be fetched, Maven said:\n{output[-OUTPUT_CHARACTERS_MAX:]}"
             )
     return paths
 
@@ -64,7 +64,9 @@ def by_hand(minor: str, folder: str) -> str:
 
 @click.command("jars")
 @click.option("--to", "folder", metavar="DIR", help="Where to put them.  [default: the cache]")
-@click.option("--spark", "version", metavar="X.Y", help="For this Spark.  [default: the installed]")
+@click.option(
+    "--spark", "version", metavar="X.Y", help="The Spark version.  [default: the installed one]"
+)
 def command(folder: str | None, version: str | None) -> None:
     """Fetch the jars of Delta Lake that fit the installed Spark, once, through Maven.
 
@@ -74,10 +76,10 @@ def command(folder: str | None, version: str | None) -> None:
     minor = delta.minor_version(version or _installed())
     if not delta.artifacts(minor):
         raise ConfigError(delta.advice(minor))
-    place = folder or delta.jars_dir(os.environ)
+    target = folder or delta.jars_dir(os.environ)
     if shutil.which("mvn") is None:
-        raise ConfigError(by_hand(minor, place))
-    for path in fetch(minor, place, lambda words: _run(words, os.environ)):
+        raise ConfigError(by_hand(minor, target))
+    for path in fetch(minor, target, lambda words: _run(words, os.environ)):
         click.echo(path)
 
 

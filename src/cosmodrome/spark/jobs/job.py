@@ -9,8 +9,8 @@
 `command` is then a `click.Command` with the session flags (--master, --conf, --archive-env,
 --delta) and, unless `cluster=False`, those of the connection (-n, --access-key, --tls, ...).
 Spark is imported and started by the first use of `job.spark` and stopped at the end. What Spark
-or a task raises becomes one `CosmodromeError` that says what is wrong; Ctrl-C and SIGTERM end
-a job with 130, a stream that is followed by `JobContext.follow` after its running batch with 0.
+or a task raises becomes one `CosmodromeError` that says what is wrong. Ctrl-C and SIGTERM end a
+job with 130; a job that asks `stop_requests` ends in its own time, with 0.
 """
 
 from __future__ import annotations
@@ -28,24 +28,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cosmodrome.client.options import name_servers
+from cosmodrome.client.options import NAMESRV_DEFAULT, name_servers
 from cosmodrome.errors import ConfigError, CosmodromeError
+from cosmodrome.wire.message import join_address
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
-EXIT_FOUND = 6  # problems were found, as the store tools say it
+EXIT_FOUND = 6  # problems were found; the store tools use it too
 EXIT_INTERRUPTED = 130
 EXTRA_FIX = "pip install 'cosmodrome[spark]'"
-POLL_S = 1
 LINES_MAX = 12  # of an error of Spark
 # The tree that follows Spark's words on a query it does not understand: its root, then branches.
 _PLAN = re.compile(r"\n[^\n]*\n *(?:\+-|:-) ")
 
 
 class JobFailed(CosmodromeError):
-    """Spark or one of its tasks failed; the text is the part of their words that says why."""
+    """Spark or one of its tasks failed; the text is the part that says why."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +82,8 @@ class JobContext:
         return self._find(self._namesrv)
 
     @property
-    def namesrv_given(self) -> bool:
-        """Whether -n was written; jobs that can do without a cluster ask."""
+    def has_namesrv(self) -> bool:
+        """Whether -n was given, for jobs that can do without a cluster."""
         return self._namesrv is not None
 
     def source_options(self) -> dict[str, str]:
@@ -95,7 +94,7 @@ class JobContext:
     def spark(self) -> SparkSession:
         """The session; the first use starts it."""
         if self._spark is None:
-            from cosmodrome.spark.session import session
+            from cosmodrome.spark.runtime.session import session
 
             self.note("starting Spark …")
             self._spark = session(
@@ -111,18 +110,18 @@ class JobContext:
     def close(self) -> None:
         """Stop the session if there is one."""
         if self._spark is not None:
-            from cosmodrome.spark.session import stop
+            from cosmodrome.spark.runtime.session import stop
 
             spark, self._spark = self._spark, None
             stop(spark)
 
     def say(self, text: str) -> None:
-        """A line for the person, on stderr."""
+        """Print a line for the user, on stderr."""
         self.clear_note()
         click.echo(text, err=True)
 
     def note(self, text: str) -> None:
-        """A passing line on stderr, over the one before; nothing unless somebody looks."""
+        """Show a status line that replaces the one before; only when stderr is a terminal."""
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{text}", nl=False, err=True)
 
@@ -130,29 +129,12 @@ class JobContext:
         if sys.stderr.isatty():
             click.echo("\r\x1b[K", nl=False, err=True)
 
-    def follow(
-        self, query: StreamingQuery, describe: Callable[[dict[str, Any]], str] | None = None
-    ) -> None:
-        """Wait for the end of a stream. Ctrl-C and SIGTERM end it after its running batch.
-
-        `describe` makes the passing line from the newest progress of the query.
-        """
-        with stop_requests() as stop:
-            while not query.awaitTermination(POLL_S):
-                progress = query.lastProgress
-                if progress is not None and describe is not None:
-                    self.note(describe(progress))
-                if stop() and not query.status["isTriggerActive"]:
-                    query.stop()
-                    break
-        self.clear_note()
-
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], int]]:
-    """While entered, SIGINT and SIGTERM are only counted; the value tells how many came.
+    """While entered, SIGINT and SIGTERM are only counted; calling the value returns how many came.
 
-    The third one acts as ever, for a batch that does not end.
+    The third one interrupts as usual, for a batch that does not end.
     """
     count = 0
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -176,11 +158,11 @@ def job(name: str, *, cluster: bool = True) -> Callable[[Callable[..., None]], c
 
     def make(callback: Callable[..., None]) -> click.Command:
         @functools.wraps(callback)
-        def run(**given: Any) -> None:
-            context = _context(name, given)
+        def run(**values: Any) -> None:
+            context = _context(name, values)
             _require_extra()
             with _orderly(context):
-                callback(context, **given)
+                callback(context, **values)
 
         # What a job has of its own comes first in its help; click keeps the list from the end.
         common: Any = lambda: None  # noqa: E731
@@ -194,10 +176,10 @@ def job(name: str, *, cluster: bool = True) -> Callable[[Callable[..., None]], c
 
 
 def explain(error: BaseException) -> str:
-    """The part of what Spark says that names the cause.
+    """The part of an error of Spark that names the cause.
 
-    What Python raised in a task or while planning comes as the last line of a traceback inside
-    of Spark's words; it is worth more than they are, and if it is ours it needs no class name.
+    What Python raised in a task or while planning is the last line of a traceback inside of Spark's
+    text. It says more than the rest; an error of ours is shown without its class name.
     """
     text = str(error).split("\n\nJVM stacktrace")[0].strip()
     raised = _last_raised(text)
@@ -209,12 +191,12 @@ def explain(error: BaseException) -> str:
 
 
 def _belongs(line: str) -> bool:
-    """Whether a line behind the first of an exception is still of its words, not of Spark's."""
+    """Whether a line behind the first of an exception still belongs to it, not to Spark's text."""
     return bool(line.strip()) and not line.startswith(("\t", "at ", " SQLSTATE: "))
 
 
 def _last_raised(text: str) -> tuple[str, str] | None:
-    """Class and words of the exception that the last traceback in a text ends with."""
+    """Class and text of the exception that the last traceback ends with."""
     lines = text.rpartition("Traceback (most recent call last):\n")
     if not lines[1]:
         return None
@@ -235,7 +217,11 @@ _SESSION: tuple[Callable[[Any], Any], ...] = (
         help="Where Spark runs: local[N], spark://HOST:PORT, yarn, k8s://URL.  [default: local[*]]",
     ),
     click.option(
-        "--conf", "conf", multiple=True, metavar="KEY=VALUE", help="Any Spark setting; repeatable."
+        "--conf",
+        "conf",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Any Spark setting; may be repeated.",
     ),
     click.option(
         "--archive-env",
@@ -252,16 +238,20 @@ _CONNECTION: tuple[Callable[[Any], Any], ...] = (
         "-n",
         "--namesrv",
         metavar="HOST:PORT[;HOST:PORT]",
-        help="Name servers.  [default: COSMO_NAMESRV, the context in use, or 127.0.0.1:9876]",
+        help=f"Name servers.  [default: COSMO_NAMESRV, the context in use, or {NAMESRV_DEFAULT}]",
     ),
     click.option("--access-key", envvar="COSMO_ACCESS_KEY", help="Sign requests with this key."),
     click.option(
         "--secret-key",
         envvar="COSMO_SECRET_KEY",
-        help="Its secret; better given as COSMO_SECRET_KEY.",
+        help="The secret of the access key; better set as COSMO_SECRET_KEY.",
     ),
-    click.option("--security-token", envvar="COSMO_SECURITY_TOKEN", help="A token beside them."),
-    click.option("--tls", is_flag=True, help="Talk TLS."),
+    click.option(
+        "--security-token",
+        envvar="COSMO_SECURITY_TOKEN",
+        help="A security token that goes with the keys.",
+    ),
+    click.option("--tls", is_flag=True, help="Use TLS."),
     click.option("--tls-ca", metavar="FILE", help="Certificates to trust."),
     click.option("--tls-cert", metavar="FILE", help="Our certificate."),
     click.option("--tls-key", metavar="FILE", help="Its key."),
@@ -281,29 +271,29 @@ _OPTION_NAMES = {
 }
 
 
-def _context(name: str, given: dict[str, Any]) -> JobContext:
-    """Takes the common flags out of `given`."""
+def _context(name: str, values: dict[str, Any]) -> JobContext:
+    """Takes the common flags out of `values`."""
     flags = SessionFlags(
-        master=given.pop("master"),
-        conf=tuple(_pair(text) for text in given.pop("conf")),
-        archive_env=given.pop("archive_env"),
-        delta=given.pop("delta"),
+        master=values.pop("master"),
+        conf=tuple(_pair(text) for text in values.pop("conf")),
+        archive_env=values.pop("archive_env"),
+        delta=values.pop("delta"),
     )
     connection = {
         option: value
         for flag, option in _OPTION_NAMES.items()
-        if (value := given.pop(flag, None)) is not None
+        if (value := values.pop(flag, None)) is not None
     }
-    if given.pop("tls", False) or any(option.startswith("tls") for option in connection):
+    if values.pop("tls", False) or any(option.startswith("tls") for option in connection):
         connection["tls"] = "true"
-    if given.pop("tls_no_verify", False):
+    if values.pop("tls_no_verify", False):
         connection.update(tls="true", tlsVerify="false")
     found = click.get_current_context().obj
     return JobContext(
         name,
         flags,
         connection,
-        namesrv=given.pop("namesrv", None),
+        namesrv=values.pop("namesrv", None),
         find_name_servers=found if callable(found) else None,
     )
 
@@ -315,12 +305,11 @@ def _pair(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-def _from_environment(given: str | None) -> str:
-    if given is not None:
-        name_servers(given)
-        return given
-    found = name_servers(None)
-    return ";".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in found)
+def _from_environment(namesrv: str | None) -> str:
+    if namesrv is not None:
+        name_servers(namesrv)
+        return namesrv
+    return ";".join(join_address(host, port) for host, port in name_servers(None))
 
 
 def _require_extra() -> None:
@@ -331,12 +320,12 @@ def _require_extra() -> None:
 
 @contextmanager
 def _orderly(context: JobContext) -> Iterator[None]:
-    """Stops the session at every end and turns what Spark raises into words."""
+    """Stops the session however the job ends, and turns errors of Spark into JobFailed."""
 
     def asked(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    from cosmodrome.spark.session import quiet_spark
+    from cosmodrome.spark.runtime.session import quiet_spark
 
     before = signal.signal(signal.SIGTERM, asked)
     try:

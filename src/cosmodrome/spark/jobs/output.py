@@ -1,6 +1,6 @@
 """Rows of a DataFrame as text: a table for people, CSV and JSON for programs.
 
-Binary values are text where they are UTF-8; where not, CSV has base64, JSON has it under
+Binary values are shown as text when they are UTF-8. Otherwise CSV has base64, JSON has base64 under
 `NAME_base64` (as `cosmo consume` has bodies), and a table shows the first bytes in hexadecimal.
 Timestamps are UTC. Rows come one partition at a time, so a long result needs little memory.
 """
@@ -48,7 +48,7 @@ def write(
             echo(line)
         return len(cells)
     lines = _csv_lines(names, rows) if form == CSV else _json_lines(names, rows)
-    count = -1 if form == CSV else 0  # the head is no row
+    count = -1 if form == CSV else 0  # the heading is not a row
     for line in lines:
         if form == JSON:
             line = ("[\n" if not count else ",\n") + line
@@ -135,12 +135,12 @@ def _csv_lines(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(names)
     for row in rows:
-        yield _taken(buffer)
+        yield _drain(buffer)
         writer.writerow([_csv_cell(value) for value in row])
-    yield _taken(buffer)
+    yield _drain(buffer)
 
 
-def _taken(buffer: io.StringIO) -> str:
+def _drain(buffer: io.StringIO) -> str:
     text = buffer.getvalue()
     buffer.seek(0)
     buffer.truncate()

@@ -1,10 +1,10 @@
 """The job `query`: SQL over topics, an archive or a store directory.
 
 from cosmodrome.spark.jobs.query import query
-from cosmodrome.spark.views import Place
+from cosmodrome.spark.views import TableSource
 
 query(spark, "SELECT tags, count(*) FROM orders GROUP BY tags",
-      Place(cluster={"namesrv": "127.0.0.1:9876"})).show()
+      TableSource(cluster={"namesrv": "127.0.0.1:9876"})).show()
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import click
 from cosmodrome.errors import ConfigError
 from cosmodrome.spark.jobs import output
 from cosmodrome.spark.jobs.job import JobContext, job
-from cosmodrome.spark.views import Place, run_sql
+from cosmodrome.spark.views import TableSource, run_sql
+from cosmodrome.speed.arrow import KINDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,9 +28,11 @@ PARQUET = "parquet"
 TABLE_ROWS = 100
 
 
-def query(spark: SparkSession, sql: str, place: Place, *, limit: int | None = None) -> DataFrame:
-    """The result of `sql`, whose tables are topics found in `place`."""
-    found = run_sql(spark, sql, place.table)
+def query(
+    spark: SparkSession, sql: str, tables: TableSource, *, limit: int | None = None
+) -> DataFrame:
+    """The result of `sql`, whose tables are topics found in `tables`."""
+    found = run_sql(spark, sql, tables.table)
     return found if limit is None else found.limit(limit)
 
 
@@ -40,23 +43,28 @@ def query(spark: SparkSession, sql: str, place: Place, *, limit: int | None = No
     "topics",
     multiple=True,
     metavar="NAME[=VIEW]",
-    help="Call the topic NAME VIEW in the SQL; repeatable. Names in FROM are topics without it.",
+    help="Use VIEW as the name of topic NAME in the SQL; may be repeated. Other names are topics.",
 )
 @click.option(
     "--archive",
     metavar="PATH",
-    help="Read the archive at PATH; with -n also what the brokers have beyond it.",
+    help="Read the archive at PATH; with -n also the newer messages of the brokers.",
 )
 @click.option("--store", metavar="DIR", help="Read a broker's store directory, without a broker.")
 @click.option("--json-bodies", is_flag=True, help="Parse bodies as JSON into the column `value`.")
 @click.option(
-    "-o", "form", type=click.Choice([*output.FORMS, PARQUET]), default="table", show_default=True
+    "-o",
+    "form",
+    type=click.Choice([*output.FORMS, PARQUET]),
+    default="table",
+    show_default=True,
+    help="Form of the result.",
 )
 @click.option("--out", metavar="PATH", help="Write there instead of to stdout; parquet needs it.")
 @click.option(
     "--limit",
     type=click.IntRange(0),
-    help=f"At most so many rows; 0 is all.  [default: {TABLE_ROWS} for a table, else all]",
+    help=f"At most this many rows; 0 is all.  [default: {TABLE_ROWS} for a table, else all]",
 )
 @click.option("--full", is_flag=True, help="Do not shorten the cells of a table.")
 def command(
@@ -78,14 +86,12 @@ def command(
     cosmo pipeline query "SELECT * FROM `%DLQ%billing`" -o jsonl
     cosmo pipeline query "SELECT topic, count(*) FROM store GROUP BY 1" --store ~/store
 
-    A name in FROM is a topic; one that is no SQL identifier stands in backticks. The tables
-    `store` and `archive` are all topics of --store and --archive. Columns: topic, broker,
-    queue_id, queue_offset, body, msg_id, offset_msg_id, tags, keys, properties, born_time,
-    store_time, born_host, flag, sys_flag, reconsume_times, commit_log_offset, store_size.
+    A name in FROM is a topic; put it in backticks when it is not an SQL identifier. The tables
+    `store` and `archive` hold all topics of --store and --archive. Columns: {columns}.
     """
     if form == PARQUET and out is None:
         raise ConfigError("-o parquet writes files; say where with --out PATH")
-    place = Place(
+    tables = TableSource(
         cluster=_cluster(context, archive, store),
         archive=archive,
         store=store,
@@ -93,7 +99,7 @@ def command(
         json_bodies=json_bodies,
     )
     asked = _limit(limit, form)
-    frame = query(context.spark, sql, place, limit=asked.fetched)
+    frame = query(context.spark, sql, tables, limit=asked.fetched)
     context.note("running …")
     if form == PARQUET:
         assert out is not None
@@ -105,15 +111,20 @@ def command(
         context.say(f"the first {asked.shown} rows; --limit N shows N, --limit 0 all")
 
 
+command.help = (command.help or "").format(columns=", ".join(KINDS))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Limit:
     fetched: int | None
-    shown: int | None = None  # when the person did not say, and wants to know that there is more
+    shown: int | None = (
+        None  # without --limit: fewer than were fetched, so that it is known whether there are more
+    )
 
 
-def _limit(given: int | None, form: str) -> _Limit:
-    if given is not None:
-        return _Limit(given or None)
+def _limit(asked: int | None, form: str) -> _Limit:
+    if asked is not None:
+        return _Limit(asked or None)
     return _Limit(TABLE_ROWS + 1, TABLE_ROWS) if form == output.TABLE else _Limit(None)
 
 
@@ -147,12 +158,12 @@ def _write(
 
 
 def _cluster(context: JobContext, archive: str | None, store: str | None) -> dict[str, str]:
-    """A store is read alone; an archive with the cluster only if one was named."""
+    """A store is read alone. An archive is read together with a cluster only if -n names one."""
     if store is not None:
-        if context.namesrv_given:
+        if context.has_namesrv:
             raise ConfigError("--store reads files, not a cluster; leave out -n or --store")
         return {}
-    if archive is not None and not context.namesrv_given:
+    if archive is not None and not context.has_namesrv:
         return {}
     return context.source_options()
 

@@ -6,8 +6,9 @@
            since="2026-01-01", until="2026-01-02", where="tags = 'paid'", rate=1_000)
 
 All messages of an original queue go to one queue of the target, in their order. User properties,
-tags and (unless told otherwise) keys are kept; what brokers and clients set is not. A slice that
-was interrupted is sent again by `resume`, with the ids it had: readers with `dedupe` see it once.
+tags and keys (unless `keep_keys` is false) are kept; what brokers and clients set is not. A slice
+that was interrupted is sent again by `resume`, with the same ids, so readers with
+`dedupe` see it once.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import click
 
 from cosmodrome.env.base import Env
 from cosmodrome.env.real import real_env
-from cosmodrome.errors import ConfigError, Refused
+from cosmodrome.errors import ConfigError
 from cosmodrome.spark.jobs.job import JobContext, job, stop_requests
-from cosmodrome.spark.replaying import (
+from cosmodrome.spark.lake.replaying import (
     Bucket,
     Day,
     ReplayPlan,
@@ -34,18 +35,19 @@ from cosmodrome.spark.replaying import (
     dated,
     replay_name,
 )
+from cosmodrome.spark.option_values import require_name
 from cosmodrome.wire import message as names
 from cosmodrome.wire.names import check_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from cosmodrome.spark.lake import Lake
-    from cosmodrome.spark.lake_lock import LakeLock
-    from cosmodrome.spark.table import Moment
+    from cosmodrome.spark.lake.layout import Lake
+    from cosmodrome.spark.lake.lock import LakeLock
+    from cosmodrome.spark.lake.table import Moment
 
 SLICE_ROWS = 50_000
-SLICE_S = 5.0  # of a limited rate: the work of a slice comes at once, then it rests
+SLICE_S = 5.0  # with a limited rate: a slice is sent at once, then the job rests
 STEPS = 2_000
 _SAMPLE_ROWS = 5
 _REST_S = 0.2
@@ -66,7 +68,7 @@ _OF_ONE_DELIVERY = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """How far a replay is; of a dry run what it would do."""
+    """How far a replay is, or what a dry run would do."""
 
     rows: int  # sent, also before it was resumed
     rows_total: int
@@ -115,15 +117,12 @@ def replay(
     `where` is a SQL condition over the columns of the table. `options` are further options of the
     sink. `stop` is asked between slices; `before` is called with the number of each slice.
     """
-    from cosmodrome.spark.lake import OURS, Lake
-    from cosmodrome.spark.lake_files import LakeFiles
-    from cosmodrome.spark.lake_lock import LakeLock
-    from cosmodrome.spark.source import register
-    from cosmodrome.spark.table import table
+    from cosmodrome.spark.lake.layout import Lake
+    from cosmodrome.spark.lake.lock import LakeLock
+    from cosmodrome.spark.lake.table import table
 
     env = env or real_env()
     _check(target_topic, rate, slice_rows)
-    register(spark)
     lake = Lake.open(spark, archive)
 
     def rows() -> DataFrame:
@@ -133,23 +132,33 @@ def replay(
     frame = rows()
     rows_max = slice_rows if rate is None else max(1, min(slice_rows, int(rate * SLICE_S)))
     if dry_run:
-        return _rehearsed(frame, _plan(frame, "", source_topic, target_topic, rows_max))
-    asked = [archive, source_topic, target_topic, str(since), str(until), str(where)]
-    runs = LakeFiles(spark, state or lake.files.path(f"{OURS}/replay"))
-    run = choose_run(runs, replay_name([lake.info.id, *asked[1:]]), resume=resume)
-    kept = ReplayState(LakeFiles(spark, runs.path(run)))
+        return _dry_run(frame, _plan(frame, "", source_topic, target_topic, rows_max))
+    asked = [lake.info.id, source_topic, target_topic, str(since), str(until), str(where)]
+    run, kept = _open_state(lake, state, replay_name(asked), resume)
     lock = LakeLock(kept.files, "lock.json", env)
-    lock.acquire("cosmo pipeline replay")
-    try:
+    with lock.held("cosmo pipeline replay"):
         plan = kept.plan()
         if plan is None:
             plan = _plan(frame, f"{lake.info.id}-{run}", source_topic, target_topic, rows_max)
             kept.begin(plan)
-        sending = {**(options or {}), "namesrv": namesrv, "topic": target_topic}
-        pace = _Pace(rate, lock, stop)
-        return _send(_Rows(lake, rows), plan, kept, sending, keep_keys, pace, watch, before)
-    finally:
-        lock.release()
+        return _Sender(
+            source=_Rows(lake, rows),
+            plan=plan,
+            kept=kept,
+            options={**(options or {}), "namesrv": namesrv, "topic": target_topic},
+            keep_keys=keep_keys,
+            pace=_Pace(rate, lock, stop),
+        ).run(watch, before)
+
+
+def _open_state(lake: Lake, folder: str | None, name: str, resume: bool) -> tuple[str, ReplayState]:
+    """The run to begin or to go on with, and what is known of it."""
+    from cosmodrome.spark.lake.files import LakeFiles
+    from cosmodrome.spark.lake.layout import OURS
+
+    runs = LakeFiles(lake.spark, folder or lake.files.path(f"{OURS}/replay"))
+    run = choose_run(runs, name, resume=resume)
+    return run, ReplayState(LakeFiles(lake.spark, runs.path(run)))
 
 
 class _Pace:
@@ -189,8 +198,9 @@ class _Rows:
     """The rows of the archive, listed anew when files were merged meanwhile."""
 
     def __init__(self, lake: Lake, make: Callable[[], DataFrame]) -> None:
-        from cosmodrome.spark.compaction import Compaction
+        from cosmodrome.spark.lake.compaction import Compaction
 
+        self.spark = lake.spark
         self._compaction = Compaction(lake)
         self._make = make
         self._merge: str | None = None
@@ -203,70 +213,72 @@ class _Rows:
         return self._frame
 
 
-def _send(
-    source: _Rows,
-    plan: ReplayPlan,
-    kept: ReplayState,
-    sending: Mapping[str, str],
-    keep_keys: bool,
-    pace: _Pace,
-    watch: Callable[[Status], None] | None,
-    before: Callable[[int], None],
-) -> Status:
-    slices, rows = kept.done()
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Sender:
+    """Sends the slices of a plan that are not sent yet, one after the other."""
 
-    def status() -> Status:
+    source: _Rows
+    plan: ReplayPlan
+    kept: ReplayState
+    options: Mapping[str, str]  # of the sink
+    keep_keys: bool
+    pace: _Pace
+
+    def run(self, watch: Callable[[Status], None] | None, before: Callable[[int], None]) -> Status:
+        from cosmodrome.spark.source import register
+
+        register(self.source.spark)
+        slices, rows = self.kept.done()
+        while slices < len(self.plan.slices) and self.pace.ready():
+            before(slices)
+            sent = self._send(slices)
+            self.pace.sent(sent)
+            slices, rows = slices + 1, rows + sent
+            self.kept.record(slices, rows)
+            if watch is not None:
+                watch(self._status(slices, rows))
+        return self._status(slices, rows)
+
+    def _status(self, slices: int, rows: int) -> Status:
         return Status(
             rows=rows,
-            rows_total=plan.rows,
+            rows_total=self.plan.rows,
             slices=slices,
-            slices_total=len(plan.slices),
-            rows_per_s=pace.rows_per_s,
+            slices_total=len(self.plan.slices),
+            rows_per_s=self.pace.rows_per_s,
         )
 
-    while slices < len(plan.slices) and pace.ready():
-        before(slices)
-        sent = _send_slice(source.frame(), plan, slices, sending, keep_keys)
-        pace.sent(sent)
-        slices, rows = slices + 1, rows + sent
-        kept.record(slices, rows)
-        if watch is not None:
-            watch(status())
-    return status()
+    def _send(self, number: int) -> int:
+        """Send one slice; returns its rows."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
 
+        from cosmodrome.spark.lake.layout import measured
 
-def _send_slice(
-    frame: DataFrame, plan: ReplayPlan, number: int, sending: Mapping[str, str], keep_keys: bool
-) -> int:
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as F
-
-    from cosmodrome.spark.lake import measured
-
-    observed = Observation()
-    wanted = frame.where(_within(plan.slices[number]))
-    rows = (
-        # A queue stays in one task, and rows lie the same way whenever the slice is run.
-        wanted.repartition(plan.partitions, "broker", "queue_id")
-        .sortWithinPartitions("queue_offset", "broker", "queue_id")
-        .observe(observed, F.count(F.lit(1)).alias("rows"))
-    )
-    (
-        rows.select(*_message_columns(keep_keys))
-        .write.format("rocketmq")
-        .mode("append")
-        .options(**sending)
-        .option("idempotenceId", f"{plan.id}-{number}")
-        .save()
-    )
-    seen = measured(observed)
-    return int(seen["rows"]) if seen is not None else wanted.count()
+        observed = Observation()
+        chosen = self.source.frame().where(_within(self.plan.slices[number]))
+        rows = (
+            # A queue stays in one task, and rows lie the same way whenever the slice is run.
+            chosen.repartition(self.plan.partitions, "broker", "queue_id")
+            .sortWithinPartitions("queue_offset", "broker", "queue_id")
+            .observe(observed, F.count(F.lit(1)).alias("rows"))
+        )
+        (
+            rows.select(*_message_columns(self.keep_keys))
+            .write.format("rocketmq")
+            .mode("append")
+            .options(**self.options)
+            .option("idempotenceId", f"{self.plan.id}-{number}")
+            .save()
+        )
+        seen = measured(observed)
+        return int(seen["rows"]) if seen is not None else chosen.count()
 
 
 def _message_columns(keep_keys: bool) -> Iterator[Column]:
     from pyspark.sql import functions as F
 
-    from cosmodrome.spark.row_messages import user_properties
+    from cosmodrome.spark.write.row_messages import user_properties
 
     def lasting(name: Column, _value: Column) -> Column:
         return ~name.isin(list(_OF_ONE_DELIVERY))
@@ -338,7 +350,7 @@ def _plan(frame: DataFrame, id_: str, source: str, target: str, rows_max: int) -
     )
 
 
-def _rehearsed(frame: DataFrame, plan: ReplayPlan) -> Status:
+def _dry_run(frame: DataFrame, plan: ReplayPlan) -> Status:
     counts = frame.groupBy("broker", "queue_id").count().orderBy("broker", "queue_id").collect()
     shown = ("broker", "queue_id", "queue_offset", "store_time", "tags", "keys", "body")
     sample = frame.orderBy("store_time", "broker", "queue_id", "queue_offset").select(*shown)
@@ -353,10 +365,7 @@ def _rehearsed(frame: DataFrame, plan: ReplayPlan) -> Status:
 
 
 def _check(target: str, rate: float | None, slice_rows: int) -> None:
-    try:
-        check_topic(target)
-    except Refused as error:
-        raise ConfigError(error.remark) from None
+    require_name(check_topic, target)
     if rate is not None and rate <= 0:
         raise ConfigError("rate must be above 0 messages per second")
     if slice_rows < 1:
@@ -369,25 +378,25 @@ def _check(target: str, rate: float | None, slice_rows: int) -> None:
 @click.argument("target")
 @click.option("--since", metavar="TIME", help="From this store time on (ISO 8601 or epoch ms).")
 @click.option("--until", metavar="TIME", help="Before this store time.")
-@click.option("--where", metavar="SQL", help="Only rows for which this holds.")
+@click.option("--where", metavar="SQL", help="Only rows for which this condition is true.")
 @click.option("--rate", type=float, metavar="N", help="At most N messages per second.")
-@click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
 @click.option("--keep-keys/--drop-keys", default=True, help="Whether messages keep their keys.")
-@click.option("--state", metavar="DIR", help="Where progress is kept.  [default: in ARCHIVE]")
+@click.option("--state", metavar="DIR", help="Where the progress is kept.  [default: in ARCHIVE]")
 @click.option("--resume", is_flag=True, help="Go on with a replay that was interrupted.")
 @click.option(
     "--slice-rows",
     type=click.IntRange(1),
     default=SLICE_ROWS,
     show_default=True,
-    help="Messages sent between two notes of progress.",
+    help="Messages sent between two saves of the progress.",
 )
-def command(job: JobContext, archive: str, source: str, target: str, **given: Any) -> None:
+def command(job: JobContext, archive: str, source: str, target: str, **values: Any) -> None:
     """Send messages of topic SOURCE in ARCHIVE to topic TARGET.
 
     The messages of a queue stay in order. Ctrl-C ends it after the running slice; --resume goes on.
     """
-    _check(target, given["rate"], given["slice_rows"])  # before Spark starts
+    _check(target, values["rate"], values["slice_rows"])  # before Spark starts
     options = job.source_options()
     namesrv = options.pop("namesrv")
     spark = job.spark
@@ -401,17 +410,17 @@ def command(job: JobContext, archive: str, source: str, target: str, **given: An
             options=options,
             watch=lambda status: job.note(status.line()),
             stop=stop,
-            **given,
+            **values,
         )
-    if given["dry_run"]:
-        _say_rehearsal(job, status, given["rate"])
+    if values["dry_run"]:
+        _show_dry_run(job, status, values["rate"])
         return
     job.say(status.line())
     if not status.finished:
         job.say("interrupted; the same command with --resume goes on")
 
 
-def _say_rehearsal(job: JobContext, status: Status, rate: float | None) -> None:
+def _show_dry_run(job: JobContext, status: Status, rate: float | None) -> None:
     takes = f", at least {status.rows_total / rate:,.0f} s" if rate else ""
     job.say(f"would send {status.rows_total:,} messages, slices: {status.slices_total}{takes}")
     for broker, queue_id, rows in status.queues:

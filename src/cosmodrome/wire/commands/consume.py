@@ -5,8 +5,10 @@ from __future__ import annotations
 from msgspec import field
 
 from cosmodrome.errors import Code
+from cosmodrome.layout import CODE_PULL
 from cosmodrome.wire.commands.fields import Int32, Int64
-from cosmodrome.wire.table import BROKER, CLIENT, FILTERSERVER, Command, Reply, command
+from cosmodrome.wire.needs import ADMIN, SUB, group, stored, topic
+from cosmodrome.wire.table import ANY_BODY, BROKER, CLIENT, FILTERSERVER, Command, Reply, command
 
 # Each of these carries the four offsets, whether or not it brings messages.
 PULLED = (
@@ -45,12 +47,24 @@ class PullRequest(Command[PullReply], kw_only=True):
     max_msg_bytes: Int32 | None = None  # Compat: 5.x
 
 
-@command(11, "PULL_MESSAGE", served_by=(BROKER, FILTERSERVER), success=PULLED)
+@command(
+    CODE_PULL,
+    "PULL_MESSAGE",
+    served_by=(BROKER, FILTERSERVER),
+    needs=topic("topic", SUB) & group("consumer_group", SUB),
+    success=PULLED,
+)
 class PullMessage(PullRequest):
     """Messages of one queue from an offset on; may wait for the first to arrive."""
 
 
-@command(361, "LITE_PULL_MESSAGE", served_by=BROKER, success=PULLED)
+@command(
+    361,
+    "LITE_PULL_MESSAGE",
+    served_by=BROKER,
+    needs=topic("topic", SUB) & group("consumer_group", SUB),
+    success=PULLED,
+)
 class LitePullMessage(PullRequest):
     """PULL_MESSAGE as 5.x lite-pull consumers send it."""
 
@@ -62,7 +76,7 @@ class QueryMessageReply(Reply):
     index_last_update_phyoffset: Int64
 
 
-@command(12, "QUERY_MESSAGE", served_by=BROKER)
+@command(12, "QUERY_MESSAGE", served_by=BROKER, needs=topic("topic", SUB))
 class QueryMessage(Command[QueryMessageReply]):
     """Messages of a topic that carry a key, stored between two times."""
 
@@ -74,14 +88,19 @@ class QueryMessage(Command[QueryMessageReply]):
     unique_key_query: bool | None = field(default=None, name="_UNIQUE_KEY_QUERY")
 
 
-@command(33, "VIEW_MESSAGE_BY_ID", served_by=BROKER)
+@command(33, "VIEW_MESSAGE_BY_ID", served_by=BROKER, needs=stored("offset", SUB))
 class ViewMessageById(Command[Reply]):
     """The record at a log offset."""
 
     offset: Int64
 
 
-@command(36, "CONSUMER_SEND_MSG_BACK", served_by=BROKER)
+@command(
+    36,
+    "CONSUMER_SEND_MSG_BACK",
+    served_by=BROKER,
+    needs=group("group", SUB) & stored("offset", SUB),
+)
 class ConsumerSendMsgBack(Command[Reply]):
     """Give a message that could not be processed back for a later attempt."""
 
@@ -94,7 +113,13 @@ class ConsumerSendMsgBack(Command[Reply]):
     max_reconsume_times: Int32 | None = None
 
 
-@command(309, "CONSUME_MESSAGE_DIRECTLY", served_by=(BROKER, CLIENT))
+@command(
+    309,
+    "CONSUME_MESSAGE_DIRECTLY",
+    served_by=(BROKER, CLIENT),
+    needs=ADMIN,
+    body_bytes_max=ANY_BODY,
+)
 class ConsumeMessageDirectly(Command[Reply]):
     """Let one consumer process one message now; the broker relays to the client."""
 

@@ -1,4 +1,4 @@
-"""Field types that rows share.
+"""Field types and texts that rows share.
 
 Java reads numbers into 32 and 64 bits; a number that does not fit is refused when the header
 is decoded, so no handler meets one that it could not store.
@@ -14,6 +14,10 @@ from cosmodrome.wire.table import Reply
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+# Why rows of unused codes are not served.
+DROPPED = "dropped upstream, and no client sends it"
 
 
 class OffsetReply(Reply):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec import field
 
 from cosmodrome.wire.commands.fields import Int32, Int64
-from cosmodrome.wire.table import BROKER, FILTERSERVER, Command, Reply, command
+from cosmodrome.wire.needs import PEER
+from cosmodrome.wire.table import ANY_BODY, BROKER, FILTERSERVER, Command, Reply, command
 
 
 class RegisterFilterServerReply(Reply):
@@ -15,16 +16,16 @@ class RegisterFilterServerReply(Reply):
     broker_id: Int64
 
 
-@command(301, "REGISTER_FILTER_SERVER", served_by=BROKER)
+@command(301, "REGISTER_FILTER_SERVER", served_by=BROKER, needs=PEER)
 class RegisterFilterServer(Command[RegisterFilterServerReply]):
     """A filter server announces itself to its broker."""
 
     filter_server_addr: str
 
 
-@command(302, "REGISTER_MESSAGE_FILTER_CLASS", served_by=FILTERSERVER)
+@command(302, "REGISTER_MESSAGE_FILTER_CLASS", served_by=FILTERSERVER, body_bytes_max=ANY_BODY)
 class RegisterMessageFilterClass(Command[Reply]):
-    """Name the filter that a group uses; code sent along is never run."""
+    """Choose the filter of a group by name. Code in the request is never run."""
 
     consumer_group: str
     topic: str

@@ -5,14 +5,14 @@ from __future__ import annotations
 from cosmodrome.wire.commands.fields import Int32, Int64
 from cosmodrome.wire.table import BROKER, Command, Reply, command
 
-_NO_POP = "POP consumption (5.x) is not served yet"
+_NO_POP = "there is no POP consumption (5.x) yet"
 
 
 @command(
     400,
     "QUERY_ASSIGNMENT",
     served_by=BROKER,
-    planned="assignment of queues by the broker (5.x) is not served yet",
+    planned="brokers do not assign queues (5.x) yet",
 )
 class QueryAssignment(Command[Reply]):
     """Which queues a consumer should read; the body names group, topic and strategy."""

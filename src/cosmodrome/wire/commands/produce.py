@@ -8,8 +8,10 @@ from __future__ import annotations
 from msgspec import field
 
 from cosmodrome.errors import Code
+from cosmodrome.layout import CODE_SEND, CODE_SEND_BATCH, CODE_SEND_V2
 from cosmodrome.wire.commands.fields import Int32, Int64
-from cosmodrome.wire.table import BROKER, CLIENT, Command, Reply, command
+from cosmodrome.wire.needs import ADMIN, PUB, topic
+from cosmodrome.wire.table import ANY_BODY, BROKER, CLIENT, Command, Reply, command
 
 # All of these mean "stored"; the later three add that a further promise was not kept in time.
 STORED = (
@@ -70,27 +72,62 @@ class ShortSendRequest(SendRequest, kw_only=True):
     broker_name: str | None = field(default=None, name="n")
 
 
-@command(10, "SEND_MESSAGE", served_by=BROKER, success=STORED)
+@command(
+    CODE_SEND,
+    "SEND_MESSAGE",
+    served_by=BROKER,
+    needs=topic("topic", PUB),
+    success=STORED,
+    body_bytes_max=ANY_BODY,
+)
 class SendMessage(SendRequest):
     """Store one message; the body is the message body."""
 
 
-@command(310, "SEND_MESSAGE_V2", served_by=BROKER, success=STORED)
+@command(
+    CODE_SEND_V2,
+    "SEND_MESSAGE_V2",
+    served_by=BROKER,
+    needs=topic("topic", PUB),
+    success=STORED,
+    body_bytes_max=ANY_BODY,
+)
 class SendMessageV2(ShortSendRequest):
     """Store one message; SEND_MESSAGE with one-letter field names."""
 
 
-@command(320, "SEND_BATCH_MESSAGE", served_by=BROKER, success=STORED)
+@command(
+    CODE_SEND_BATCH,
+    "SEND_BATCH_MESSAGE",
+    served_by=BROKER,
+    needs=topic("topic", PUB),
+    success=STORED,
+    body_bytes_max=ANY_BODY,
+)
 class SendBatchMessage(ShortSendRequest):
     """Store several messages of one queue, all or none; the body is a run of batch items."""
 
 
-@command(324, "SEND_REPLY_MESSAGE", served_by=BROKER, success=STORED)
+@command(
+    324,
+    "SEND_REPLY_MESSAGE",
+    served_by=BROKER,
+    needs=topic("topic", PUB),
+    success=STORED,
+    body_bytes_max=ANY_BODY,
+)
 class SendReplyMessage(SendRequest):
     """Hand a reply to the producer that waits for it."""
 
 
-@command(325, "SEND_REPLY_MESSAGE_V2", served_by=BROKER, success=STORED)
+@command(
+    325,
+    "SEND_REPLY_MESSAGE_V2",
+    served_by=BROKER,
+    needs=topic("topic", PUB),
+    success=STORED,
+    body_bytes_max=ANY_BODY,
+)
 class SendReplyMessageV2(ShortSendRequest):
     """SEND_REPLY_MESSAGE with one-letter field names."""
 
@@ -101,7 +138,7 @@ class RecallMessageReply(Reply):
     msg_id: str
 
 
-@command(370, "RECALL_MESSAGE", served_by=BROKER)
+@command(370, "RECALL_MESSAGE", served_by=BROKER, needs=topic("topic", PUB))
 class RecallMessage(Command[RecallMessageReply], kw_only=True):
     """Cancel a timed message that is still waiting; the handle came with the answer to its send."""
 
@@ -119,7 +156,7 @@ class ListPendingTimersReply(Reply):
 
 
 # Ours: upstream has no request for this, and none of its codes is near.
-@command(31001, "LIST_PENDING_TIMERS", served_by=BROKER)
+@command(31001, "LIST_PENDING_TIMERS", served_by=BROKER, needs=ADMIN)
 class ListPendingTimers(Command[ListPendingTimersReply], kw_only=True):
     """Timed messages that wait, the next due first (ours); answers PendingTimers. Go on with the
     answer's next… as after…; an answer without them was the last."""
@@ -130,7 +167,7 @@ class ListPendingTimers(Command[ListPendingTimersReply], kw_only=True):
     after_queue_offset: Int64 = -1
 
 
-@command(326, "PUSH_REPLY_MESSAGE_TO_CLIENT", served_by=CLIENT)
+@command(326, "PUSH_REPLY_MESSAGE_TO_CLIENT", served_by=CLIENT, body_bytes_max=ANY_BODY)
 class PushReplyMessageToClient(Command[Reply], kw_only=True):
     """Deliver a reply to the producer that asked; the body is the message body."""
 

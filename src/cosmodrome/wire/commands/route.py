@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cosmodrome.wire.commands.fields import Int32, Int64
-from cosmodrome.wire.table import NAMESERVER, Command, Reply, command
+from cosmodrome.wire.needs import ADMIN, KNOWN, PEER
+from cosmodrome.wire.table import ANY_BODY, NAMESERVER, Command, Reply, command
 
 
 class RegisterBrokerReply(Reply):
@@ -13,7 +14,7 @@ class RegisterBrokerReply(Reply):
     master_addr: str | None = None
 
 
-@command(103, "REGISTER_BROKER", served_by=NAMESERVER)
+@command(103, "REGISTER_BROKER", served_by=NAMESERVER, needs=PEER, body_bytes_max=ANY_BODY)
 class RegisterBroker(Command[RegisterBrokerReply]):
     """A broker announces itself and its topics; the body is a RegisterBrokerBody."""
 
@@ -28,7 +29,7 @@ class RegisterBroker(Command[RegisterBrokerReply]):
     enable_acting_master: bool | None = None  # Compat: 5.x
 
 
-@command(104, "UNREGISTER_BROKER", served_by=NAMESERVER)
+@command(104, "UNREGISTER_BROKER", served_by=NAMESERVER, needs=PEER)
 class UnregisterBroker(Command[Reply]):
     """A broker leaves."""
 
@@ -44,7 +45,7 @@ class QueryDataVersionReply(Reply):
     changed: bool
 
 
-@command(322, "QUERY_DATA_VERSION", served_by=NAMESERVER)
+@command(322, "QUERY_DATA_VERSION", served_by=NAMESERVER, needs=PEER)
 class QueryDataVersion(Command[QueryDataVersionReply]):
     """Compare a broker's version of its topics with the one known; the body is a DataVersion."""
 
@@ -54,7 +55,7 @@ class QueryDataVersion(Command[QueryDataVersionReply]):
     broker_id: Int64
 
 
-@command(105, "GET_ROUTEINFO_BY_TOPIC", served_by=NAMESERVER)
+@command(105, "GET_ROUTEINFO_BY_TOPIC", served_by=NAMESERVER, needs=KNOWN)
 class GetRouteinfoByTopic(Command[Reply]):
     """Brokers and queues of a topic; answers TopicRouteData."""
 
@@ -62,7 +63,7 @@ class GetRouteinfoByTopic(Command[Reply]):
     accept_standard_json_only: bool | None = None
 
 
-@command(106, "GET_BROKER_CLUSTER_INFO", served_by=NAMESERVER)
+@command(106, "GET_BROKER_CLUSTER_INFO", served_by=NAMESERVER, needs=KNOWN)
 class GetBrokerClusterInfo(Command[Reply]):
     """All clusters and brokers; answers ClusterInfo."""
 
@@ -73,7 +74,7 @@ class WipeWritePermReply(Reply):
     wipe_topic_count: Int32
 
 
-@command(205, "WIPE_WRITE_PERM_OF_BROKER", served_by=NAMESERVER)
+@command(205, "WIPE_WRITE_PERM_OF_BROKER", served_by=NAMESERVER, needs=ADMIN)
 class WipeWritePermOfBroker(Command[WipeWritePermReply]):
     """Take a broker out of the routes for writing."""
 
@@ -86,19 +87,19 @@ class AddWritePermReply(Reply):
     add_topic_count: Int32
 
 
-@command(327, "ADD_WRITE_PERM_OF_BROKER", served_by=NAMESERVER)
+@command(327, "ADD_WRITE_PERM_OF_BROKER", served_by=NAMESERVER, needs=ADMIN)
 class AddWritePermOfBroker(Command[AddWritePermReply]):
     """Put a broker back into the routes for writing."""
 
     broker_name: str
 
 
-@command(206, "GET_ALL_TOPIC_LIST_FROM_NAMESERVER", served_by=NAMESERVER)
+@command(206, "GET_ALL_TOPIC_LIST_FROM_NAMESERVER", served_by=NAMESERVER, needs=KNOWN)
 class GetAllTopicListFromNameserver(Command[Reply]):
     """Every topic; answers TopicList."""
 
 
-@command(216, "DELETE_TOPIC_IN_NAMESRV", served_by=NAMESERVER)
+@command(216, "DELETE_TOPIC_IN_NAMESRV", served_by=NAMESERVER, needs=ADMIN)
 class DeleteTopicInNamesrv(Command[Reply]):
     """Drop a topic's route, everywhere or in one cluster."""
 
@@ -106,28 +107,28 @@ class DeleteTopicInNamesrv(Command[Reply]):
     cluster_name: str | None = None
 
 
-@command(224, "GET_TOPICS_BY_CLUSTER", served_by=NAMESERVER)
+@command(224, "GET_TOPICS_BY_CLUSTER", served_by=NAMESERVER, needs=KNOWN)
 class GetTopicsByCluster(Command[Reply]):
     """Topics that the brokers of a cluster hold; answers TopicList."""
 
     cluster: str
 
 
-@command(304, "GET_SYSTEM_TOPIC_LIST_FROM_NS", served_by=NAMESERVER)
+@command(304, "GET_SYSTEM_TOPIC_LIST_FROM_NS", served_by=NAMESERVER, needs=KNOWN)
 class GetSystemTopicListFromNs(Command[Reply]):
     """Topics named after clusters and brokers; answers TopicList."""
 
 
-@command(311, "GET_UNIT_TOPIC_LIST", served_by=NAMESERVER)
+@command(311, "GET_UNIT_TOPIC_LIST", served_by=NAMESERVER, needs=KNOWN)
 class GetUnitTopicList(Command[Reply]):
     """Topics with the unit flag; answers TopicList."""
 
 
-@command(312, "GET_HAS_UNIT_SUB_TOPIC_LIST", served_by=NAMESERVER)
+@command(312, "GET_HAS_UNIT_SUB_TOPIC_LIST", served_by=NAMESERVER, needs=KNOWN)
 class GetHasUnitSubTopicList(Command[Reply]):
     """Topics with the unit-subscription flag; answers TopicList."""
 
 
-@command(313, "GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST", served_by=NAMESERVER)
+@command(313, "GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST", served_by=NAMESERVER, needs=KNOWN)
 class GetHasUnitSubUnunitTopicList(Command[Reply]):
     """Topics with the unit-subscription flag but not the unit flag; answers TopicList."""

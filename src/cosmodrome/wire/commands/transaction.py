@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from cosmodrome.wire.commands.fields import Int32, Int64
-from cosmodrome.wire.table import BROKER, CLIENT, Command, Reply, command
+from cosmodrome.wire.needs import ADMIN, PUB, stored
+from cosmodrome.wire.table import ANY_BODY, BROKER, CLIENT, Command, Reply, command
 
 
-@command(37, "END_TRANSACTION", served_by=BROKER)
+@command(37, "END_TRANSACTION", served_by=BROKER, needs=stored("commit_log_offset", PUB))
 class EndTransaction(Command[Reply], kw_only=True):
     """Commit (8) or roll back (12) a half message, or say that it is undecided (0)."""
 
@@ -19,7 +20,7 @@ class EndTransaction(Command[Reply], kw_only=True):
     transaction_id: str | None = None
 
 
-@command(39, "CHECK_TRANSACTION_STATE", served_by=CLIENT)
+@command(39, "CHECK_TRANSACTION_STATE", served_by=CLIENT, body_bytes_max=ANY_BODY)
 class CheckTransactionState(Command[Reply]):
     """Ask a producer how a half message ended; the body is its record."""
 
@@ -30,7 +31,7 @@ class CheckTransactionState(Command[Reply]):
     offset_msg_id: str | None = None
 
 
-@command(323, "RESUME_CHECK_HALF_MESSAGE", served_by=BROKER)
+@command(323, "RESUME_CHECK_HALF_MESSAGE", served_by=BROKER, needs=ADMIN)
 class ResumeCheckHalfMessage(Command[Reply]):
     """Ask producers again about a half message that was given up."""
 

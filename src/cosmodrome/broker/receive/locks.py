@@ -1,0 +1,115 @@
+"""Queue locks of ordered consumers: who may consume a queue alone, and until when.
+
+A lock is granted when the queue is free, already the asker's, or held by someone who did not
+renew for a minute; clients renew every 20 s. Locks live in memory only: after a restart every
+queue is free and clients simply ask again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from cosmodrome.broker.role import MASTER, Role
+from cosmodrome.errors import Code, Refused
+from cosmodrome.wire import bodies
+from cosmodrome.wire.bodies import (
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    MessageQueue,
+    UnlockBatchRequestBody,
+)
+from cosmodrome.wire.commands.client import LockBatchMq, UnlockBatchMq
+from cosmodrome.wire.names import check_group
+from cosmodrome.wire.table import Call, Reply
+
+log = logging.getLogger(__name__)
+
+EXPIRY_SECONDS = 60.0
+LOCKS_MAX = 200_000
+
+Key = tuple[str, str, str, int]  # group, broker name, topic, queue id
+
+
+class _Lock:
+    __slots__ = ("client_id", "renewed_at")
+
+    def __init__(self, client_id: str, renewed_at: float) -> None:
+        self.client_id = client_id
+        self.renewed_at = renewed_at
+
+
+class Locks:
+    def __init__(self, role: Role = MASTER) -> None:
+        self._role = role
+        self._locks: dict[Key, _Lock] = {}
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+    @LockBatchMq.handler
+    def lock_batch(self, ask: LockBatchMq, call: Call) -> Reply:
+        # Two brokers that grant locks would let two members have one queue.
+        self._role.check_takes_changes("lock queues")
+        body = bodies.decode(LockBatchRequestBody, ask.body)
+        group, client_id = _names(body.consumer_group, body.client_id)
+        now = asyncio.get_running_loop().time()
+        held = [
+            queue for queue in body.mq_set or () if self._take(_key(group, queue), client_id, now)
+        ]
+        return Reply(body=bodies.encode(LockBatchResponseBody(lock_ok_mq_set=held)))
+
+    @UnlockBatchMq.handler
+    def unlock_batch(self, ask: UnlockBatchMq, call: Call) -> Reply:
+        body = bodies.decode(UnlockBatchRequestBody, ask.body)
+        group, client_id = _names(body.consumer_group, body.client_id)
+        for queue in body.mq_set or ():
+            key = _key(group, queue)
+            lock = self._locks.get(key)
+            if lock is not None and lock.client_id == client_id:
+                del self._locks[key]
+        return Reply()
+
+    def _take(self, key: Key, client_id: str, now: float) -> bool:
+        lock = self._locks.get(key)
+        if lock is None:
+            if len(self._locks) >= LOCKS_MAX and not self._drop_expired(now):
+                return False
+            self._locks[key] = _Lock(client_id, now)
+            return True
+        if lock.client_id != client_id:
+            if now - lock.renewed_at <= EXPIRY_SECONDS:
+                return False
+            log.info(
+                "queue_lock_expired group=%s topic=%s queue=%d client=%s taken_by=%s",
+                key[0],
+                key[2],
+                key[3],
+                lock.client_id,
+                client_id,
+            )
+            lock.client_id = client_id
+        lock.renewed_at = now
+        return True
+
+    def _drop_expired(self, now: float) -> bool:
+        """Make room; false when every lock is in use."""
+        expired = [
+            key for key, lock in self._locks.items() if now - lock.renewed_at > EXPIRY_SECONDS
+        ]
+        for key in expired:
+            del self._locks[key]
+        if not expired:
+            log.error("queue_locks_full count=%d; ordered consumers wait", len(self._locks))
+        return bool(expired)
+
+
+def _key(group: str, queue: MessageQueue) -> Key:
+    return (group, queue.broker_name, queue.topic, queue.queue_id)
+
+
+def _names(group: str, client_id: str) -> tuple[str, str]:
+    check_group(group)
+    if not client_id:
+        raise Refused(Code.SYSTEM_ERROR, "clientId is empty; say who asks for the lock.")
+    return group, client_id

@@ -1,0 +1,1 @@
+"""Replication as the broker uses it: which tables follow, and how."""

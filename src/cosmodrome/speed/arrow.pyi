@@ -1,1 +1,0 @@
-from cosmodrome.speed.arrow_pure import ColumnBuilder as ColumnBuilder

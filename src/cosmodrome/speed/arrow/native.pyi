@@ -1,0 +1,1 @@
+from cosmodrome.speed.arrow.pure import ColumnBuilder as ColumnBuilder

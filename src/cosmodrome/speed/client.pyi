@@ -1,9 +1,0 @@
-from collections.abc import Sequence
-
-from cosmodrome.speed.client_pure import Item, Outline
-
-def outline(data: bytes, at: int) -> tuple[list[Outline], int]: ...
-def batch_body(items: Sequence[Item]) -> bytes: ...
-def send_frame(
-    opening: bytes, opaque: int, fields: bytes, born_ms: int, properties: str, body: bytes
-) -> bytes: ...

@@ -1,0 +1,1 @@
+"""Headers, records, entries of queues and index. `cosmodrome.speed` offers the twin that runs."""

@@ -1,1 +1,0 @@
-from cosmodrome.speed.deferred_pure import Deferred as Deferred

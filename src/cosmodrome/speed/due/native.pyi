@@ -1,0 +1,1 @@
+from cosmodrome.speed.due.pure import DueMessages as DueMessages

@@ -1,0 +1,4 @@
+from cosmodrome.speed.signed.pure import Signatures as Signatures
+
+def hmac_sha1(secret: bytes, first: bytes, second: bytes, *, plain: bool) -> bytes:
+    """HMAC-SHA1 of a message in two parts; `plain` does without the processor's own rounds."""
