@@ -24,6 +24,7 @@ from cosmodrome.errors import StoreCorrupt, StoreError
 from cosmodrome.findings import Finding
 from cosmodrome.layout import INDEX_HEADER, QUEUE_ENTRY, QUEUE_FILLER_SIZE
 from cosmodrome.store.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from cosmodrome.store.commit_log.cut import Cut, plan_cut
 from cosmodrome.store.commit_log.segment import segment_path
 from cosmodrome.store.offline.check import (
     Progress,
@@ -243,10 +244,13 @@ def _plan_log(files: StoreFiles, plan: Plan, walk: LogWalk, cut_at: int | None) 
     plan.lost.update(behind)
     run = set(files.log_run)
     for base in files.log_bases:
-        if base not in run:
+        if base not in run and (cut_at is None or base < cut_at):
             _plan_stray(files, plan, base, cut_at)
-        else:
-            _plan_log_file(files, plan, base, cut_at)
+        elif cut_at is None or base < cut_at or base == files.log_min:
+            _plan_log_file(files, plan, base)
+    if cut_at is not None:
+        directory = os.path.dirname(files.log_path(files.log_min))
+        _plan_cut(files, plan, plan_cut(files.disk, directory, files.log_file_bytes, cut_at))
 
 
 def _plan_stray(files: StoreFiles, plan: Plan, base: int, cut_at: int | None) -> None:
@@ -268,34 +272,40 @@ def _plan_stray(files: StoreFiles, plan: Plan, base: int, cut_at: int | None) ->
         )
 
 
-def _plan_log_file(files: StoreFiles, plan: Plan, base: int, cut_at: int | None) -> None:
+def _plan_log_file(files: StoreFiles, plan: Plan, base: int) -> None:
+    """Give a file the length that it should have."""
     path, length, size = files.log_path(base), files.log_sizes[base], files.log_file_bytes
-    name, holds = files.name(path), base < plan.end or base == plan.end == files.log_min
-    if cut_at is not None and not holds:
-        plan.steps.append(Step(name, "move away", "it lies behind the end", _mover(files, path)))
-        return
+    name = files.name(path)
     if length != size and base >= plan.end:
         why = f"it has {length} bytes instead of {size} and no good record"
         plan.steps.append(Step(name, "move away", why, _mover(files, path)))
         return
-    if length != size:
-        plan.steps.append(
-            Step(
-                name,
-                f"make it {size} bytes long",
-                f"it has {length}; its good records are kept",
-                functools.partial(_remake, files, path),
-            )
+    if length == size:
+        return
+    plan.steps.append(
+        Step(
+            name,
+            f"make it {size} bytes long",
+            f"it has {length}; its good records are kept",
+            functools.partial(_remake, files, path),
         )
-    if base <= plan.end < base + size and (cut_at is not None or length != size):
-        plan.steps.append(
-            Step(
-                name,
-                f"zero it from position {plan.end - base} on",
-                "the log ends there",
-                functools.partial(_zero, files, path, plan.end - base),
-            )
-        )
+    )
+    if base <= plan.end < base + size:
+        _plan_cut(files, plan, Cut(os.path.dirname(path), plan.end, [], base))
+
+
+def _plan_cut(files: StoreFiles, plan: Plan, cut: Cut) -> None:
+    what = f"end it at {cut.offset}"
+    if cut.removed:
+        what += f", move {len(cut.removed)} files away"
+    if cut.zeroed is not None:
+        name = os.path.basename(files.log_path(cut.zeroed))
+        what += f", zero {name} from position {cut.offset - cut.zeroed} on"
+
+    def act(copies: Copies) -> None:
+        cut.run(files.disk, copies.keep)
+
+    plan.steps.append(Step(files.name(cut.directory), what, "what lies behind is given up", act))
 
 
 def _plan_derived(files: StoreFiles, plan: Plan) -> None:
@@ -396,19 +406,6 @@ def _remake(files: StoreFiles, path: str, copies: Copies) -> None:
     copy = copies.keep(path)
     files.disk.remove(path)
     _copy(files.disk, copy, path, files.log_file_bytes)
-
-
-def _zero(files: StoreFiles, path: str, position: int, copies: Copies) -> None:
-    copies.keep(path)
-    file = files.disk.open_segment(path)
-    try:
-        for start in range(position, file.size, PIECE_BYTES):
-            stop = min(start + PIECE_BYTES, file.size)
-            if any(bytes(file.view[start:stop])):
-                file.write(bytes(stop - start), start)
-        file.sync()
-    finally:
-        file.close()
 
 
 def _restore(files: StoreFiles, path: str, copies: Copies) -> None:
