@@ -30,9 +30,9 @@ from cosmodrome.env.options import AccessOptions
 from cosmodrome.errors import AccessDenied, ConfigError
 from cosmodrome.layout import ACCESS_KEY, SIGNATURE
 from cosmodrome.wire.frame import Frame
-from cosmodrome.wire.needs import Group, Level, Needs, Resource, Right, Stored
+from cosmodrome.wire.needs import Group, Level, Needs, Resource, Right, Topic
 from cosmodrome.wire.signature import signature
-from cosmodrome.wire.table import Command
+from cosmodrome.wire.table import Call, Command
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +114,23 @@ class Gate:
         except AccessDenied:
             return False
         return True
+
+    # --- what handlers ask -------------------------------------------------------------------
+
+    def account_of(self, call: Call) -> str:
+        """The access key that a request about messages got in with, "" when it needed none."""
+        asked = self.enabled and not self.passes_unsigned(call.connection.peer[0])
+        return call.frame.ext.get(ACCESS_KEY, "") if asked else ""
+
+    def may_get(self, host: str, access_key: str, *resources: Resource) -> bool:
+        """Whether a client may be told now, unasked, about all of these. It is at `host`, and its
+        last heartbeat got in with `access_key`."""
+        if not self.enabled or self.passes_unsigned(host):
+            return True
+        account = self.account(access_key)
+        return account is not None and not any(
+            resource.right & ~self._right(account, resource)[2] for resource in resources
+        )
 
     # --- what the router asks ----------------------------------------------------------------
 
@@ -199,15 +216,7 @@ class Gate:
                 self._check_right(row, account, resource)
 
     def _check_right(self, row: Row, account: Account, resource: Resource) -> None:
-        if isinstance(resource, Stored):
-            topic = self._topic_at(resource.log_offset)
-            if topic is None:
-                return  # no message, so nothing to protect: the handler says that there is none
-            kind, name, has = "topic", topic, account.topic_right(topic)
-        elif isinstance(resource, Group):
-            kind, name, has = "group", resource.name, account.group_right(resource.name)
-        else:
-            kind, name, has = "topic", resource.name, account.topic_right(resource.name)
+        kind, name, has = self._right(account, resource)
         if resource.right & ~has:
             right = Right(resource.right & ~has).name
             raise _denied(
@@ -216,6 +225,17 @@ class Gate:
                 f"has no right {right} to {kind} {name[:NAME_CHARACTERS_MAX]!r}",
                 f"add {name[:NAME_CHARACTERS_MAX]}={right} to its {kind}Perms",
             )
+
+    def _right(self, account: Account, resource: Resource) -> tuple[str, str, Right]:
+        """Kind and name of what it is, and the right that the account has to it."""
+        if isinstance(resource, Group):
+            return "group", resource.name, account.group_right(resource.name)
+        if isinstance(resource, Topic):
+            return "topic", resource.name, account.topic_right(resource.name)
+        topic = self._topic_at(resource.log_offset)
+        if topic is None:  # no message, so nothing to protect: the handler says that there is none
+            return "topic", "", resource.right
+        return "topic", topic, account.topic_right(topic)
 
 
 def build_gate(

@@ -2,10 +2,11 @@
 
 Every `transactionCheckInterval` the halves between the saved offset and the end of their queue are
 looked through in order. A half that no op record names and that is old enough is appended again,
-with its counter raised, and a live producer of its group is asked about the copy. The look ends at
-the first half that is not old enough. A half with a time of its own is the exception: it moves to
-the end without a question, because others behind it may be due. So the saved offset can pass every
-open transaction, and those that are open lie near the end of the queue.
+with its counter raised, and a live producer of its group is asked about the copy. The question
+carries the message, so only who may publish to its topic is asked. The look ends at the first half
+that is not old enough. A half with a time of its own is the exception: it moves to the end without
+a question, because others behind it may be due. So the saved offset can pass every open
+transaction, and those that are open lie near the end of the queue.
 
 Two offsets in `consumerOffset.json` (group `CID_RMQ_SYS_TRANS`) hold the progress: every half below
 the first is decided, copied or given up, and every op below the second names such halves only. They
@@ -33,6 +34,7 @@ from cosmodrome.broker.later.halves import (
     decided_by,
     destination_of,
 )
+from cosmodrome.broker.members.clients import Member
 from cosmodrome.broker.members.room import Members
 from cosmodrome.broker.members.topics import PERM_READ_WRITE
 from cosmodrome.errors import MessageTooLarge, StoreUnwritable
@@ -41,12 +43,14 @@ from cosmodrome.wire.commands.transaction import CheckTransactionState
 from cosmodrome.wire.message import (
     CHECK_IMMUNITY_SECONDS,
     PRODUCER_GROUP,
+    REAL_TOPIC,
     TRANSACTION_CHECK_TIMES,
     TRANSACTION_PREPARED_QUEUE_OFFSET,
     UNIQ_KEY,
     offset_message_id,
 )
 from cosmodrome.wire.names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from cosmodrome.wire.needs import PUB, Topic
 from cosmodrome.wire.record import Record, encode_record
 
 log = logging.getLogger(__name__)
@@ -152,6 +156,7 @@ class CheckBack:
         self._options = base.options
         self._store_options = base.store_options
         self._role = base.role
+        self._gate = base.gate
         self._turn = 0  # which producer of a group is asked next
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -344,6 +349,7 @@ class CheckBack:
     # --- asking ------------------------------------------------------------------------------
 
     def _ask_all(self, steps: Sequence[Step]) -> None:
+        askable: dict[tuple[str, str], list[Member]] = {}  # by group and topic
         absent: set[str] = set()
         for step in steps:
             stored = step.stored
@@ -351,14 +357,24 @@ class CheckBack:
                 continue
             if self._decisions.find(stored.queue_offset) is not None:
                 continue  # the producer was quicker
-            group = step.pairs[PRODUCER_GROUP]
-            if not self._ask(group, _question(step, stored)):
+            group, question = step.pairs[PRODUCER_GROUP], _question(step, stored)
+            key = group, step.pairs[REAL_TOPIC]
+            if key not in askable:
+                askable[key] = self._askable(*key)
+            if not self._ask(askable[key], question):
                 absent.add(group)
         for group in sorted(absent):
             log.warning("transaction_without_producer group=%s; asked again later", group)
 
-    def _ask(self, group: str, question: CheckTransactionState) -> bool:
-        members = self._clients.producers(group)
+    def _askable(self, group: str, topic: str) -> list[Member]:
+        """Members that may see a message of this topic: anybody can join a producer group."""
+        return [
+            member
+            for member in self._clients.producers(group)
+            if self._gate.may_get(member.host, member.access_key, Topic(topic, PUB))
+        ]
+
+    def _ask(self, members: Sequence[Member], question: CheckTransactionState) -> bool:
         for _ in range(min(len(members), PRODUCERS_TRIED_MAX)):
             self._turn += 1
             connection = members[self._turn % len(members)].connection

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cosmodrome.broker.members.expression_types import expression_of, is_tag_type, not_enabled
 from cosmodrome.broker.members.groups import Groups
@@ -69,6 +69,7 @@ class Member:
     """One client of one group."""
 
     __slots__ = (
+        "access_key",
         "client_id",
         "connection",
         "language",
@@ -81,6 +82,7 @@ class Member:
     def __init__(self, client_id: str, connection: Connection) -> None:
         self.client_id = client_id
         self.connection = connection
+        self.access_key = ""  # of the account that its last heartbeat got in with
         self.language = 0
         self.version = 0
         self.seen_at = 0.0  # the loop's clock, for expiry
@@ -91,6 +93,10 @@ class Member:
     @property
     def address(self) -> str:
         return join_address(*self.connection.peer)
+
+    @property
+    def host(self) -> str:
+        return self.connection.peer[0]
 
 
 class ConsumerGroup:
@@ -127,16 +133,23 @@ class HeartbeatSubscriptions:
 class Clients:
     """`changes` fires with the name of a consumer group whose members or topics changed, in the
     next turn of the loop. `heard` fires at once, with every heartbeat of a consumer. `left`
-    fires at once, too, with the name of a group whose last member is gone."""
+    fires at once, too, with the name of a group whose last member is gone. `account_of` is the
+    gate's."""
 
     def __init__(
-        self, options: BrokerOptions, topics: Topics, groups: Groups, clock: Clock
+        self,
+        options: BrokerOptions,
+        topics: Topics,
+        groups: Groups,
+        clock: Clock,
+        account_of: Callable[[Call], str] = lambda call: "",
     ) -> None:
         self._options = options
         self._filter_enabled = options.enable_property_filter
         self._topics = topics
         self._groups = groups
         self._clock = clock
+        self._account_of = account_of
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._producer_ids: dict[str, Connection] = {}
@@ -365,6 +378,7 @@ class Clients:
             )
             member.client_id = client_id
             new = True
+        member.access_key = self._account_of(call)
         member.language = call.frame.language
         member.version = call.frame.version
         member.seen_at = asyncio.get_running_loop().time()

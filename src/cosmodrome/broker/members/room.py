@@ -32,7 +32,8 @@ def build_members(base: Foundation) -> Members:
     topics = Topics(options, base.config_file("topics.json"), env, role=role)
     groups = Groups(options, base.config_file("subscriptionGroup.json"), env, role=role)
     offsets = Offsets(options, base.config_file("consumerOffset.json"), base.store, env)
-    members = Members(topics, groups, offsets, Clients(options, topics, groups, env.clock))
+    clients = Clients(options, topics, groups, env.clock, base.gate.account_of)
+    members = Members(topics, groups, offsets, clients)
     _follow_deletions(base, members)
     return members
 
