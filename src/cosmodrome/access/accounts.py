@@ -49,13 +49,13 @@ class Account:
         listed = self.groups.get(group)
         if listed is not None:
             return listed
-        if self._unlimited or (self.admin and is_system_group(group)):
+        if self.unlimited or (self.admin and is_system_group(group)):
             return EVERYTHING
         right = Right.NONE if is_system_group(group) else self.default_group
         return right | SUB if self.peer else right
 
     def _unlisted_topic_right(self, topic: str) -> Right:
-        if self._unlimited:
+        if self.unlimited:
             return EVERYTHING
         if topic.startswith(RETRY_PREFIX):
             consumes = self.group_right(topic.removeprefix(RETRY_PREFIX)) & SUB
@@ -69,6 +69,6 @@ class Account:
         return right | SUB if self.peer else right
 
     @property
-    def _unlimited(self) -> bool:
+    def unlimited(self) -> bool:
         # Compat: an administrator without lists may do everything, one with lists what they say.
         return self.admin and not self.topics and not self.groups

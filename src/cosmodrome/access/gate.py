@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cosmodrome.access.account_table import Accounts
-from cosmodrome.access.accounts import Account
+from cosmodrome.access.accounts import EVERYTHING, Account
 from cosmodrome.access.addresses import Addresses, is_loopback
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import AccessOptions
@@ -40,7 +40,10 @@ ACCOUNT_FILE = "plain_acl.yml"
 NAME_CHARACTERS_MAX = 128
 
 Row = type[Command[Any]]
-TopicAt = Callable[[int], str | None]  # the topic of the message at a log offset
+# The topic of the message at a log offset. None: there is no message. UNPROVEN: what is there looks
+# like a message, but no queue has it. It may be part of a body, so its word cannot be taken.
+TopicAt = Callable[[int], str | None]
+UNPROVEN = ""
 
 
 class Gate:
@@ -217,6 +220,12 @@ class Gate:
 
     def _check_right(self, row: Row, account: Account, resource: Resource) -> None:
         kind, name, has = self._right(account, resource)
+        if resource.right & ~has and name == UNPROVEN:
+            raise AccessDenied(
+                f"{row.describe()}: no queue has the message that account {account.access_key!r}"
+                " asks for, so it is not known whose it is: its topic was deleted, or no message"
+                " begins at that log offset. An administrator can ask for it."
+            )
         if resource.right & ~has:
             right = Right(resource.right & ~has).name
             raise _denied(
@@ -234,7 +243,9 @@ class Gate:
             return "topic", resource.name, account.topic_right(resource.name)
         topic = self._topic_at(resource.log_offset)
         if topic is None:  # no message, so nothing to protect: the handler says that there is none
-            return "topic", "", resource.right
+            return "topic", UNPROVEN, resource.right
+        if topic == UNPROVEN:
+            return "topic", UNPROVEN, EVERYTHING if account.unlimited else Right.NONE
         return "topic", topic, account.topic_right(topic)
 
 

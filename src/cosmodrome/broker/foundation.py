@@ -8,7 +8,7 @@ import os.path
 from collections.abc import Sequence
 from typing import Protocol
 
-from cosmodrome.access.gate import Gate, build_gate
+from cosmodrome.access.gate import UNPROVEN, Gate, build_gate
 from cosmodrome.access.own_account import OwnAccount
 from cosmodrome.broker.address import AdvertisedAddress
 from cosmodrome.broker.counts.stats import Stats
@@ -109,6 +109,10 @@ def _topic_at(store: Store, log_offset: int) -> str | None:
     if data is None:
         return None
     record = decode_record(data)
+    # Who sends a message chooses its body, which can look like a record. Queues know better.
+    entries = store.entries(record.topic, record.queue_id, record.queue_offset, 1)
+    if not entries or entries[0][0] != log_offset:
+        return UNPROVEN
     if record.topic not in SEND_FORBIDDEN_TOPICS:
         return record.topic
     # It waits there; only the broker writes to these topics, so its word can be taken.

@@ -16,6 +16,7 @@ from cosmodrome.broker.later.deferral import Deferral
 from cosmodrome.broker.later.delivery import stored_record
 from cosmodrome.broker.later.halves import (
     HALF_QUEUES,
+    QUEUE_ID,
     Decision,
     Decisions,
     committed,
@@ -177,6 +178,8 @@ class Transactions:
             why = f"it belongs to another producer group than {ask.producer_group[:255]}"
         elif record.queue_offset != ask.tran_state_table_offset:
             why = f"tranStateTableOffset {ask.tran_state_table_offset} is not its queue offset"
+        elif not self._is_queued(record):
+            why = f"no half message begins at log offset {ask.commit_log_offset}"
         if record is None or why is not None:
             log.warning(
                 "transaction_end_refused group=%s message=%s reason=%r",
@@ -189,6 +192,11 @@ class Transactions:
                 f"The transaction cannot be ended: {why}. Its producer will be asked again.",
             )
         return record
+
+    def _is_queued(self, half: Record) -> bool:
+        """Whether the queue of halves has it: the body of any message can look like a half."""
+        entries = self._store.entries(HALF_TOPIC, QUEUE_ID, half.queue_offset, 1)
+        return bool(entries) and entries[0][0] == half.log_offset
 
     def _record(self, log_offset: int) -> Record | None:
         if log_offset < 0:
