@@ -1,7 +1,9 @@
 """Who is connected: producers and consumers by group, as their heartbeats say.
 
 A membership belongs to a connection: it ends when the client unregisters, when the connection
-closes, or when no heartbeat came for two minutes. Whenever the members or the subscribed topics
+closes, or when no heartbeat came for two minutes. A client id says nothing about who
+its client is: with access control it belongs to the account that had it first, as long as that
+one is connected. Whenever the members or the subscribed topics
 of a consumer group change, all its members are told, once per turn of the loop however many
 changes that turn brought.
 
@@ -152,7 +154,7 @@ class Clients:
         self._account_of = account_of
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Connection, Member]] = {}
-        self._producer_ids: dict[str, Connection] = {}
+        self._producer_ids: dict[str, Member] = {}  # who gets what is for a client id
         self._joined: dict[Connection, set[tuple[str, str]]] = {}  # -> (kind, group)
         self._unannounced: set[str] = set()
         self._scanner = Background("expire clients")
@@ -175,9 +177,11 @@ class Clients:
 
     def producer(self, client_id: str) -> Connection | None:
         """How to reach a producer by its client id, whatever its groups are."""
-        return self._producer_ids.get(client_id)
+        holder = self._producer_ids.get(client_id)
+        return None if holder is None else holder.connection
 
     def consumer(self, group: str, client_id: str) -> Member | None:
+        """Of several with one id the one that had it first."""
         known = self._consumers.get(group)
         members = known.members.values() if known else ()
         return next((member for member in members if member.client_id == client_id), None)
@@ -337,8 +341,24 @@ class Clients:
         known = members.get(call.connection)
         if known is not None and known.client_id != client_id:
             self._forget_producer(known)
-        self._member(members, PRODUCER, name, client_id, call)
-        self._producer_ids[client_id] = call.connection
+        member, new = self._member(members, PRODUCER, name, client_id, call)
+        holder = self._producer_ids.get(client_id)
+        # Compat: the newest heartbeat has the id; that of another account only when it is free.
+        if (
+            holder is None
+            or holder.connection is member.connection
+            or holder.access_key == member.access_key
+        ):
+            self._producer_ids[client_id] = member
+        elif new:
+            log.warning(
+                "client_id_taken client=%s address=%s held_by=%s; replies to this id go to the"
+                " client of another account that had it first: give each client its own instance"
+                " name",
+                client_id,
+                member.address,
+                holder.address,
+            )
 
     def _member(
         self,
@@ -377,6 +397,7 @@ class Clients:
                 member.address,
             )
             member.client_id = client_id
+            members[connection] = members.pop(connection)  # behind who had the id before
             new = True
         member.access_key = self._account_of(call)
         member.language = call.frame.language
@@ -444,7 +465,7 @@ class Clients:
         )
 
     def _forget_producer(self, member: Member) -> None:
-        if self._producer_ids.get(member.client_id) is member.connection:
+        if self.producer(member.client_id) is member.connection:
             del self._producer_ids[member.client_id]
 
     def _gone(self, connection: Connection, why: str) -> None:

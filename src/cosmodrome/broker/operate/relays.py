@@ -3,17 +3,19 @@
 A question goes to the connection of the named client and its answer comes back unchanged. An
 order to go on from other offsets goes to all members of a group, in the form that each of them
 can read; the consumers move, the broker changes no offset.
+
+With access control, members get only what touches groups and topics that their accounts may read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from cosmodrome.broker.foundation import Foundation
-from cosmodrome.broker.members.clients import ConsumerGroup, Member
+from cosmodrome.broker.members.clients import Member
 from cosmodrome.broker.members.room import Members
 from cosmodrome.broker.members.topics import existing_topic
 from cosmodrome.errors import Code, CosmodromeError, Refused, TimedOut, Unreachable
@@ -31,6 +33,7 @@ from cosmodrome.wire.commands.offset import (
 from cosmodrome.wire.frame import LANGUAGES
 from cosmodrome.wire.message import parse_offset_message_id
 from cosmodrome.wire.names import check_group
+from cosmodrome.wire.needs import SUB, Group, Resource, Stored, Topic
 from cosmodrome.wire.report_bodies import (
     GetConsumerStatusBody,
     MessageQueueForC,
@@ -60,6 +63,7 @@ class Relays:
         self._topics = members.topics
         self._offsets = members.offsets
         self._clients = members.clients
+        self._gate = base.gate
 
     # --- to one client -----------------------------------------------------------------------
 
@@ -81,15 +85,22 @@ class Relays:
         audited(call, "message_consumed_directly", **what)
         ask.broker_name = self._broker_name
         ask.body = record
-        return await self._relay(ask.consumer_group, ask.client_id or "", ask)
+        message = Stored(log_offset, SUB)
+        return await self._relay(ask.consumer_group, ask.client_id or "", ask, message)
 
-    async def _relay(self, group: str, client_id: str, ask: Command[R]) -> R:
+    async def _relay(self, group: str, client_id: str, ask: Command[R], *touched: Resource) -> R:
         member = self._clients.consumer(group, client_id)
         if member is None:
             raise Refused(
                 Code.SYSTEM_ERROR,
                 f"The consumer <{group[:255]}> <{client_id[:255]}> is not online at this broker;"
                 " `mqadmin consumerConnection` shows which clients are.",
+            )
+        if not self._may_get(member, Group(group, SUB), *touched):
+            raise Refused(
+                Code.NO_PERMISSION,
+                f"The account of consumer <{group[:255]}> <{client_id[:255]}> may not read this, so"
+                " it is not sent there; `cosmo acl check` shows what an account lacks.",
             )
         _check_version((member,), VERSION_WITH_REPORTS, "3.1.8")
         try:
@@ -104,16 +115,16 @@ class Relays:
     @InvokeBrokerToResetOffset.handler
     def reset_offset(self, ask: InvokeBrokerToResetOffset, call: Call) -> Reply:
         table = self._targets(ask)
-        group = self._clients.group(ask.group)
-        if group is None:
+        members = self._readers(ask.group, ask.topic)
+        if not members:
             raise Refused(
                 Code.CONSUMER_NOT_ONLINE,
                 f"No consumer of group {ask.group} is online at this broker, so nobody can be told"
                 " to move; set the offsets directly, for example with `mqadmin resetOffsetByTime`"
                 " while the group is stopped.",
             )
-        _check_version(group.members.values(), VERSION_WITH_OFFSETS, "3.0.7")
-        for member in group.members.values():
+        _check_version(members, VERSION_WITH_OFFSETS, "3.0.7")
+        for member in members:
             member.connection.push(
                 ResetConsumerClientOffset(
                     topic=ask.topic,
@@ -129,7 +140,7 @@ class Relays:
             topic=ask.topic,
             group=ask.group,
             timestamp=ask.timestamp,
-            clients=len(group.members),
+            clients=len(members),
             before=_by_queue(self._offsets.of(ask.group, ask.topic)),
             after=_by_queue({queue.queue_id: offset for queue, offset in table.items()}),
         )
@@ -159,33 +170,28 @@ class Relays:
 
     @InvokeBrokerToGetConsumerStatus.handler
     async def consumer_status(self, ask: InvokeBrokerToGetConsumerStatus, call: Call) -> Reply:
-        group = self._clients.group(ask.group)
-        if group is None:
+        members = self._readers(ask.group, ask.topic)
+        if not members:
             raise Refused(
                 Code.SYSTEM_ERROR,
                 f"No consumer of group {ask.group[:255]} is online at this broker.",
             )
-        _check_version(group.members.values(), VERSION_WITH_OFFSETS, "3.0.7")
-        return Reply(
-            body=bodies.encode(
-                GetConsumerStatusBody(consumer_table=await self._statuses(ask, group))
-            )
-        )
+        _check_version(members, VERSION_WITH_OFFSETS, "3.0.7")
+        client_id = (ask.client_addr or "").strip()
+        chosen = [member for member in members if client_id in ("", member.client_id)]
+        table = await self._statuses(ask, chosen)
+        return Reply(body=bodies.encode(GetConsumerStatusBody(consumer_table=table)))
 
     async def _statuses(
-        self, ask: InvokeBrokerToGetConsumerStatus, group: ConsumerGroup
+        self, ask: InvokeBrokerToGetConsumerStatus, members: Sequence[Member]
     ) -> dict[str, dict[MessageQueue, int]]:
-        client_id = (ask.client_addr or "").strip()
-        members = [
-            member for member in group.members.values() if client_id in ("", member.client_id)
-        ]
-        table = {}
+        table: dict[str, dict[MessageQueue, int]] = {}
         for first in range(0, len(members), MEMBERS_ASKED_AT_ONCE):
             some = members[first : first + MEMBERS_ASKED_AT_ONCE]
             answers = await asyncio.gather(*(self._status(ask, member) for member in some))
             for member, answer in zip(some, answers, strict=True):
                 if answer is not None:
-                    table[member.client_id] = answer
+                    table.setdefault(member.client_id, answer)
         return table
 
     async def _status(
@@ -198,6 +204,18 @@ class Relays:
         except CosmodromeError as error:
             log.warning("consumer_status_missing client=%s error=%s", member.client_id, error)
             return None
+
+    # --- who may be told ---------------------------------------------------------------------
+
+    def _readers(self, group: str, topic: str) -> list[Member]:
+        """Members of a consumer group that may read the topic as that group."""
+        known = self._clients.group(group)
+        members = known.members.values() if known else ()
+        touched = Group(group, SUB), Topic(topic, SUB)
+        return [member for member in members if self._may_get(member, *touched)]
+
+    def _may_get(self, member: Member, *touched: Resource) -> bool:
+        return self._gate.may_get(member.host, member.access_key, *touched)
 
 
 def _by_queue(offsets: Mapping[int, int]) -> dict[str, int]:

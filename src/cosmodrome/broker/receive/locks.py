@@ -2,13 +2,16 @@
 
 A lock is granted when the queue is free, already the asker's, or held by someone who did not
 renew for a minute; clients renew every 20 s. Locks live in memory only: after a restart every
-queue is free and clients simply ask again.
+queue is free and clients simply ask again. With access control a lock belongs to the account of its
+client, too: a client id alone gives nobody the lock of another account.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import NamedTuple
 
 from cosmodrome.broker.role import MASTER, Role
 from cosmodrome.errors import Code, Refused
@@ -31,17 +34,27 @@ LOCKS_MAX = 200_000
 Key = tuple[str, str, str, int]  # group, broker name, topic, queue id
 
 
-class _Lock:
-    __slots__ = ("client_id", "renewed_at")
+class _Holder(NamedTuple):
+    client_id: str
+    access_key: str
 
-    def __init__(self, client_id: str, renewed_at: float) -> None:
-        self.client_id = client_id
+
+class _Lock:
+    __slots__ = ("holder", "renewed_at")
+
+    def __init__(self, holder: _Holder, renewed_at: float) -> None:
+        self.holder = holder
         self.renewed_at = renewed_at
 
 
 class Locks:
-    def __init__(self, role: Role = MASTER) -> None:
+    """`account_of` is the gate's."""
+
+    def __init__(
+        self, role: Role = MASTER, account_of: Callable[[Call], str] = lambda call: ""
+    ) -> None:
         self._role = role
+        self._account_of = account_of
         self._locks: dict[Key, _Lock] = {}
 
     def __len__(self) -> int:
@@ -53,31 +66,31 @@ class Locks:
         self._role.check_takes_changes("lock queues")
         body = bodies.decode(LockBatchRequestBody, ask.body)
         group, client_id = _names(body.consumer_group, body.client_id)
+        holder = _Holder(client_id, self._account_of(call))
         now = asyncio.get_running_loop().time()
-        held = [
-            queue for queue in body.mq_set or () if self._take(_key(group, queue), client_id, now)
-        ]
+        held = [queue for queue in body.mq_set or () if self._take(_key(group, queue), holder, now)]
         return Reply(body=bodies.encode(LockBatchResponseBody(lock_ok_mq_set=held)))
 
     @UnlockBatchMq.handler
     def unlock_batch(self, ask: UnlockBatchMq, call: Call) -> Reply:
         body = bodies.decode(UnlockBatchRequestBody, ask.body)
         group, client_id = _names(body.consumer_group, body.client_id)
+        holder = _Holder(client_id, self._account_of(call))
         for queue in body.mq_set or ():
             key = _key(group, queue)
             lock = self._locks.get(key)
-            if lock is not None and lock.client_id == client_id:
+            if lock is not None and lock.holder == holder:
                 del self._locks[key]
         return Reply()
 
-    def _take(self, key: Key, client_id: str, now: float) -> bool:
+    def _take(self, key: Key, holder: _Holder, now: float) -> bool:
         lock = self._locks.get(key)
         if lock is None:
             if len(self._locks) >= LOCKS_MAX and not self._drop_expired(now):
                 return False
-            self._locks[key] = _Lock(client_id, now)
+            self._locks[key] = _Lock(holder, now)
             return True
-        if lock.client_id != client_id:
+        if lock.holder != holder:
             if now - lock.renewed_at <= EXPIRY_SECONDS:
                 return False
             log.info(
@@ -85,10 +98,10 @@ class Locks:
                 key[0],
                 key[2],
                 key[3],
-                lock.client_id,
-                client_id,
+                lock.holder.client_id,
+                holder.client_id,
             )
-            lock.client_id = client_id
+            lock.holder = holder
         lock.renewed_at = now
         return True
 

@@ -47,4 +47,5 @@ def build_receive(base: Foundation, members: Members) -> Receive:
     waiters: Waiters[PullReply] = Waiters(base.store.arrivals, options.pulls_held_max)
     filters = Filters(options, members.clients, expressions)
     consume = Consume(base, members, filters, waiters, OffsetMoves(base))
-    return Receive(consume, waiters, expressions, FilterServers(options), Locks(base.role))
+    locks = Locks(base.role, base.gate.account_of)
+    return Receive(consume, waiters, expressions, FilterServers(options), locks)
