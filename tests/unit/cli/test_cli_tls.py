@@ -45,7 +45,10 @@ def served(certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
     ]
     with running(*UP, *words, env={"COSMO_TLS_SERVER_MODE": "enforcing"}) as node:
         text = node.say("Ctrl-C")
-        found = re.search(r"name server\s+(\S+)", text), re.search(r"health\s+http://([^/]+)", text)
+        found = (
+            re.search(r"name server\s+(\S+)", text),
+            re.search(r"health\s+https://([^/]+)", text),
+        )
         assert found[0] and found[1], text
         yield found[0][1], found[1][1]
 

@@ -12,7 +12,7 @@ import sys
 import click
 
 from cosmodrome import __version__
-from cosmodrome.cli.serve.lifetime import Logs, health_port, run_until_stopped, running
+from cosmodrome.cli.serve.lifetime import Logs, health_port, probe_url, run_until_stopped, running
 from cosmodrome.cli.support.settings import Chosen
 from cosmodrome.env.options import FilterServerOptions, SocketOptions, TlsOptions
 from cosmodrome.env.real import real_env
@@ -51,7 +51,7 @@ def run_filterserver(chosen: Chosen, *, http_port: int | None, logs: Logs) -> No
             where = ""
             if http_port is not None:
                 http = await health_port(stack, health, options.bind_address, http_port)
-                where = f", health http://{http}/readyz"
+                where = f", health {probe_url(http, tls)}"
             await _filter(server, where, stop)
         if server.overdue:
             # Their threads cannot be ended, and an ordinary exit would wait for them.

@@ -19,6 +19,7 @@ from cosmodrome.cli.support.running import loop_factory
 from cosmodrome.errors import ConfigError, StoreUnwritable
 from cosmodrome.speed import lane
 from cosmodrome.transport.admission import raise_file_limit
+from cosmodrome.transport.certificates import Tls
 from cosmodrome.transport.http.health import HealthServer
 
 log = logging.getLogger("cosmo")
@@ -83,6 +84,11 @@ async def health_port(
     """Serve probes until the stack ends; where, as HOST:PORT."""
     stack.push_async_callback(health.stop)
     return f"{dialled(host)}:{await listen(health.listen(host, port), '--http-port')}"
+
+
+def probe_url(http: str, tls: Tls) -> str:
+    """What to ask at HOST:PORT whether the server is ready."""
+    return f"{'https' if tls.enforces else 'http'}://{http}/readyz"
 
 
 def _core_missing() -> tuple[str, str]:

@@ -15,6 +15,7 @@ from cosmodrome.cli.serve import scraping, worker_link, workers
 from cosmodrome.cli.serve.lifetime import (
     Logs,
     health_port,
+    probe_url,
     run_until_stopped,
     running,
 )
@@ -72,7 +73,7 @@ def run_up(chosen: Chosen, *, http_port: int, logs: Logs) -> None:
                 started = True
                 await _until_ready(broker)
                 seconds = asyncio.get_running_loop().time() - began
-                _say_up(chosen, nameserver, broker, http, seconds)
+                _say_up(chosen, nameserver, broker, probe_url(http, tls), seconds)
                 await stop.wait()
                 log.info("stopping: draining requests and syncing the store")
 
@@ -100,9 +101,8 @@ def run_nameserver(chosen: Chosen, *, http_port: int | None, logs: Logs) -> None
                     pages={"/metrics": scraping.of_nameserver(env, nameserver).page},
                     door=tls.door,
                 )
-                where = (
-                    f", health http://{await health_port(stack, health, host, http_port)}/readyz"
-                )
+                http = await health_port(stack, health, host, http_port)
+                where = f", health {probe_url(http, tls)}"
             address = nameserver.address
             click.echo(f"cosmodrome {__version__} name server is ready on {address}{where}")
             sys.stdout.flush()
@@ -158,7 +158,7 @@ def run_broker(
                 # A worker's is for its supervisor, which gathers what all workers tell.
                 host = options.bind_address if supervised is None else worker_link.HTTP_HOST
                 http = await health_port(stack, health, host, http_port)
-                where = f", health http://{http}/readyz"
+                where = f", health {probe_url(http, tls)}"
             await stack.enter_async_context(running(broker, flag=supervised or "--port"))
             started = True
             if supervised is None:
@@ -228,7 +228,7 @@ def _bind_address(chosen: Chosen) -> str:
 
 
 def _say_up(
-    chosen: Chosen, nameserver: NameServer, broker: Broker, http: str, seconds: float
+    chosen: Chosen, nameserver: NameServer, broker: Broker, health: str, seconds: float
 ) -> None:
     assert chosen.broker is not None
     store = chosen.broker.get(StoreOptions)
@@ -241,7 +241,7 @@ def _say_up(
         f"""cosmodrome {__version__} is ready after {seconds:.2f} s
   name server  {nameserver.address}
   broker       {broker.address}  ({broker.name} in {broker.cluster}, VIP port {broker.vip_port})
-  health       http://{http}/readyz
+  health       {health}
   data         {store.store_path_root_dir}  ({store.flush_disk_type}: {promise})
   core         {speed.FLAVOUR}
 
@@ -249,7 +249,7 @@ Try next:
   echo hello | {cosmo} produce Demo -n {nameserver.address}
   {cosmo} consume Demo -n {nameserver.address} --count 1
   point any RocketMQ client at {nameserver.address}; unknown topics are created by the first send
-  curl http://{http}/readyz
+  curl {health}
   Ctrl-C stops cleanly; what was acknowledged is kept"""
     )
     sys.stdout.flush()

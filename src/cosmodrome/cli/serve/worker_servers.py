@@ -17,7 +17,7 @@ import click
 
 from cosmodrome import __version__, speed
 from cosmodrome.cli.serve import log_format, scraping, workers
-from cosmodrome.cli.serve.lifetime import Logs, health_port, run_until_stopped, running
+from cosmodrome.cli.serve.lifetime import Logs, health_port, probe_url, run_until_stopped, running
 from cosmodrome.cli.serve.servers import check_slave
 from cosmodrome.cli.serve.supervise import PREFIXED, Child, Pacing, Supervisor
 from cosmodrome.cli.serve.worker_metrics import WorkerMetrics
@@ -106,7 +106,7 @@ def run_broker(chosen: Chosen, count: int, *, http_port: int | None, logs: Logs)
         supervisor = fleet.build(fleet.broker.namesrv_addr)
 
         def say(http: str) -> None:
-            health = f", health http://{http}/readyz" if http else ""
+            health = f", health {fleet.probe_url(http)}" if http else ""
             where = ", ".join(fleet.addresses())
             click.echo(f"cosmodrome {__version__}: {count} brokers are ready on {where}{health}")
 
@@ -219,6 +219,9 @@ class _Fleet:
             for child in self._supervisor.children
         ]
 
+    def probe_url(self, http: str) -> str:
+        return probe_url(http, self._tls)
+
     def say_up(self, nameserver: str, http: str, seconds: float) -> None:
         brokers = "\n".join(
             f"  broker       {address}  ({seat.name} in {self.broker.broker_cluster_name},"
@@ -231,7 +234,7 @@ class _Fleet:
             f"""cosmodrome {__version__} is ready after {seconds:.2f} s with {count} workers
   name server  {nameserver}
 {brokers}
-  health       http://{http}/readyz
+  health       {self.probe_url(http)}
   data         {root}  ({self._store.flush_disk_type})
   core         {speed.FLAVOUR}
   Ctrl-C stops all cleanly; what was acknowledged is kept"""
