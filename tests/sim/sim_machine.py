@@ -24,23 +24,28 @@ Serve = Callable[["Machine", Env], Coroutine[Any, Any, None]]
 
 
 class DictTable:
-    """A table as the broker has them; its rows outlive a kill, as if each change were saved."""
+    """A table as the broker has them; its rows outlive a kill, as if each change were saved.
+
+    A row is when it changed, and where the log ended then.
+    """
 
     leads = False
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.kept: dict[str, Any] = {}
+        self.kept: dict[str, list[Any]] = {}
+        self.watch: Callable[[Rows], None] = lambda rows: None  # what is about to be applied
         self._listeners: list[Callable[[Rows], None]] = []
 
     def rows(self) -> Rows:
-        return dict(self.kept)
+        return {name: list(row) for name, row in self.kept.items()}
 
     def on_change(self, changed: Callable[[Rows], None]) -> Callable[[], None]:
         self._listeners.append(changed)
         return lambda: self._listeners.remove(changed)
 
     def apply(self, rows: Rows, *, whole: bool) -> None:
+        self.watch(rows)
         if whole:
             self.kept.clear()
         self._put(rows)
@@ -48,7 +53,12 @@ class DictTable:
     def change(self, rows: Rows) -> None:
         self._put(rows)
         for listener in tuple(self._listeners):
-            listener(rows)
+            listener({name: self.kept.get(name) for name in rows})  # as they are, no copies
+
+    def recovered(self, log_end: int) -> None:
+        """A master saves behind its disk: nothing that it says is ahead of its log."""
+        for row in self.kept.values():
+            row[1] = min(row[1], log_end)
 
     def forget_listeners(self) -> None:
         self._listeners.clear()
@@ -58,7 +68,7 @@ class DictTable:
             if value is None:
                 self.kept.pop(name, None)
             else:
-                self.kept[name] = value
+                self.kept.setdefault(name, [])[:] = value
 
 
 class Machine:

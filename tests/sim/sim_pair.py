@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 from typing import Any
 
@@ -20,7 +21,7 @@ from cosmodrome.layout import SYS_COMMIT, SYS_PREPARED, SYS_ROLLBACK
 from cosmodrome.replication import links
 from cosmodrome.replication.follower import Follower
 from cosmodrome.replication.source import Source
-from cosmodrome.replication.tables import AppliedTables
+from cosmodrome.replication.tables import AppliedTables, Rows
 from cosmodrome.replication.values import FollowerState, Node
 from cosmodrome.sim.disk import PowerCut
 from cosmodrome.sim.loop import Stuck
@@ -98,6 +99,8 @@ class Pair:
         store = Store(machine.options, env)
         await store.start()
         self.judge.recovered(machine, store)
+        for table in machine.tables:
+            table.recovered(store.log_end)
         source = Source(store, machine.options, machine.tables, Node("c", "b", 0, "m"))
         if self.sync:
             store.require_acks(source.available)
@@ -108,13 +111,18 @@ class Pair:
         assert node is not None
         for _ in range(self.chance.randint(1, 2)):
             node.run(self.send(store))
-        node.run(self.change_tables(machine))
+        node.run(self.change_tables(machine, store))
 
     async def serve_slave(self, machine: Machine, env: Env) -> None:
         store = Store(machine.options, env)
         await store.start()
         self.judge.recovered(machine, store)
-        self.applied = AppliedTables(machine.tables, BEHIND_LOG, lambda: store.log_end)
+        self.applied = AppliedTables(machine.tables, BEHIND_LOG, lambda: store.durable_end)
+        for table in machine.tables:
+            if table.name in BEHIND_LOG:
+                table.watch = functools.partial(self.check_rows, store)
+                if machine.synced:
+                    table.watch(table.kept)
         await self.applied.start()
         follower = Follower(
             store,
@@ -237,13 +245,20 @@ class Pair:
     def excused(self, machine: Machine) -> bool:
         return machine.name in self.faulty or machine.disk.dead or not self.load
 
-    async def change_tables(self, machine: Machine) -> None:
+    def check_rows(self, store: Store, rows: Rows) -> None:
+        """A slave believes nothing about a log that it does not have."""
+        end = store.durable_end
+        for name, row in rows.items():
+            if row is not None and row[1] > end:
+                self.errors.append(AssertionError(f"row {name}: {row}, but the slave is at {end}"))
+
+    async def change_tables(self, machine: Machine, store: Store) -> None:
         chance = self.chance
         while True:
             await asyncio.sleep(chance.choice((0.02, 0.1, 0.5)))
             which = chance.randrange(len(machine.tables))
             name = chance.choice("abcde")
-            value = None if chance.random() < 0.2 else [self.loop.time()]
+            value = None if chance.random() < 0.2 else [self.loop.time(), store.log_end]
             self.changed[which, name] = self.loop.time()
             machine.tables[which].change({name: value})
 

@@ -131,6 +131,30 @@ def rows_forgotten(patch: Patch) -> None:
     patch.setattr(links.OwnStream, "_follows", lambda self, name: lambda rows: None)
 
 
+def rows_before_the_log(patch: Patch) -> None:
+    """Tables are taken over whether or not the log has what they speak of."""
+    states = frames.states
+    patch.setattr(
+        frames, "states", lambda log_end, *rest, **whole: states(lambda: 0, *rest, **whole)
+    )
+
+
+def rows_older_than_they_are(patch: Patch) -> None:
+    """Rows that changed while a link was paused are said to be as they were gathered."""
+    states, send_rows = frames.states, links.OwnStream.send_rows
+
+    def send(self: Any) -> None:
+        at = self._ready_at  # 0 as long as whole tables are sent
+
+        def made(log_end: Any, *rest: Any, **whole: Any) -> Any:
+            return states((lambda: at) if at else log_end, *rest, **whole)
+
+        patch.setattr(frames, "states", made)
+        send_rows(self)
+
+    patch.setattr(links.OwnStream, "send_rows", send)
+
+
 def index_forgotten(patch: Patch) -> None:
     """A slave does not index what it takes."""
     whole_spans = copy.whole_spans
@@ -191,6 +215,8 @@ MUTATIONS: tuple[Callable[[Patch], None], ...] = (
     late_links_are_live,
     live_links_are_late,
     rows_forgotten,
+    rows_before_the_log,
+    rows_older_than_they_are,
     index_forgotten,
     link_never_pauses,
     torn_record_unbounded,

@@ -377,6 +377,7 @@ class Follower:
         self._was_classic = link.classic
         self._counted = 0
         self._links_made += 1
+        self._tables.begin()
         self._why = ""
         self._told_at = asyncio.get_running_loop().time()
         _log.info(

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -171,8 +171,12 @@ def beat(epoch: int, end: int, last_store_ms: int) -> bytes:
     return _BEAT.pack(BEAT, _BEAT_FIELDS, epoch, end, last_store_ms)
 
 
-def states(offset: int, table: str, rows: Rows, *, whole: bool) -> Iterator[bytes]:
-    """The frames that carry these rows, each made when it is asked for."""
+def states(log_end: Callable[[], int], table: str, rows: Rows, *, whole: bool) -> Iterator[bytes]:
+    """The frames that carry these rows, each made when it is asked for.
+
+    Each has the end of the log at that moment: rows may be newer than when they were gathered, and
+    must not be said to be older than what they speak of.
+    """
     names = list(rows)
     if not names and not whole:
         return
@@ -183,7 +187,7 @@ def states(offset: int, table: str, rows: Rows, *, whole: bool) -> Iterator[byte
         frame = _json(
             STATE,
             State(
-                offset=offset,
+                offset=log_end(),
                 table=table,
                 rows={name: rows[name] for name in piece},
                 whole=whole,
@@ -389,7 +393,7 @@ class MasterFrames(_Frames):
                 )
             before.rows.update(state.rows)
             state = State(
-                offset=state.offset,
+                offset=max(before.offset, state.offset),
                 table=state.table,
                 rows=before.rows,
                 whole=state.whole,

@@ -393,7 +393,7 @@ class OwnStream:
         self._under_way: Iterator[bytes] = iter(())  # frames with rows, made one by one
         self._sending = False
         self._ready: dict[str, dict[str, object] | None] = {}  # rows by table; None: all of them
-        self._ready_at = 0  # the end of the log that they follow
+        self._ready_at = 0  # they leave when the log was sent up to here
         self._gathered: dict[str, dict[str, object] | None] = {}
         self._leading: dict[str, dict[str, object] | None] = {}  # go first, see `Table.leads`
         self._timer: asyncio.TimerHandle | None = None
@@ -483,10 +483,10 @@ class OwnStream:
             return
         name = next(iter(waiting))
         rows = waiting.pop(name)
-        at = self._link.sent_end if waiting is self._leading else self._ready_at
         whole = rows is None
         table_rows: Rows = self._tables[name].rows() if rows is None else rows
-        self._under_way = frames.states(at, name, table_rows, whole=whole)
+        store = self._link.hub.store
+        self._under_way = frames.states(lambda: store.log_end, name, table_rows, whole=whole)
         self._sending = True
 
     def _leads(self, name: str) -> Callable[[Rows], None]:

@@ -54,6 +54,17 @@ class _Held:
     rows: dict[str, Any]
     whole: bool
 
+    def merge(self, news: _Held) -> None:
+        self.log_offset = max(self.log_offset, news.log_offset)
+        if news.whole:
+            self.rows, self.whole = news.rows, True
+            return
+        self.rows.update(news.rows)
+        if self.whole:
+            for name, row in news.rows.items():
+                if row is None:
+                    del self.rows[name]
+
 
 class AppliedTables:
     """A slave's end: finds the table that rows of the master are for.
@@ -62,7 +73,9 @@ class AppliedTables:
     counts as delivered was delivered by a record. If a slave believed such rows before it has those
     records and then became the master, the message would be lost. So they wait until the log has
     reached the offset at which the master said them. At most two states of a table wait; what comes
-    meanwhile is merged into the second, so the first is never put off.
+    meanwhile is merged into the second, so the first is never put off. A link begins with whole
+    tables, and behind a whole one the second is whole too: so neither is larger than the table,
+    however long the log takes.
     """
 
     def __init__(
@@ -82,6 +95,12 @@ class AppliedTables:
         if await self._looking.stop():
             self._look()
 
+    def begin(self) -> None:
+        """A link begins. It brings all tables again; what waits still was said on the one before,
+        perhaps by a master that has lost the log that it spoke of."""
+        self._look()
+        self._held.clear()
+
     def take(self, name: str, rows: Rows, *, whole: bool, log_offset: int = 0) -> None:
         """Rows of the master, said when its log ended at `log_offset`."""
         table = self._tables.get(name)
@@ -95,15 +114,12 @@ class AppliedTables:
 
     def _hold(self, name: str, news: _Held) -> None:
         held = self._held.setdefault(name, [])
+        if len(held) == 1 and held[0].whole:
+            held.append(_Held(0, dict(held[0].rows), whole=True))
         if len(held) < 2:
             held.append(news)
-            return
-        last = held[1]
-        last.log_offset = max(last.log_offset, news.log_offset)
-        if news.whole:
-            last.rows, last.whole = news.rows, True
         else:
-            last.rows.update(news.rows)
+            held[1].merge(news)
 
     def _look(self) -> None:
         if not self._held:

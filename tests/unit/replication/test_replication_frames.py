@@ -59,7 +59,7 @@ FROM_MASTER = [
     frames.data_head(0, 100, 90, 7) + b"abcdefg",
     frames.data_head(0, 107, 100, 3) + b"hij",
     frames.beat(0, 900, 12345),
-    *frames.states(110, "topics", {"a": {"x": 1}, "b": None}, whole=True),
+    *frames.states(lambda: 110, "topics", {"a": {"x": 1}, "b": None}, whole=True),
     frames.data_head(0, 500, 100, 2) + b"kl",
     frames.data_head(0, 400, 100, 2) + b"mn",
     frames.refused("because", "do this"),
@@ -129,17 +129,31 @@ def test_reports_are_numbers_of_eight_bytes() -> None:
 
 def test_large_tables_are_divided_and_joined() -> None:
     rows = {f"r{number}": "v" * 3000 for number in range(2500)}
-    parts = list(frames.states(5, "t", rows, whole=True))
+    parts = list(frames.states(lambda: 5, "t", rows, whole=True))
     assert len(parts) > 3 and all(len(part) <= frames.STATE_BYTES for part in parts)
     (state,) = frames.MasterFrames().feed(memoryview(b"".join(parts)))
     assert state == frames.State(offset=5, table="t", rows=rows, whole=True)
-    assert list(frames.states(5, "t", {}, whole=False)) == []
-    assert len(list(frames.states(5, "t", {}, whole=True))) == 1
+    assert list(frames.states(lambda: 5, "t", {}, whole=False)) == []
+    assert len(list(frames.states(lambda: 5, "t", {}, whole=True))) == 1
+
+
+def test_rows_are_never_said_to_be_older_than_they_are() -> None:
+    """They are sent as they are, however long after they were gathered."""
+    end, row = 10, {"0": 1}
+    rows = {"row": row, **{f"r{number}": 0 for number in range(2000)}}
+    parts = frames.states(lambda: end, "t", rows, whole=True)
+    end, row["0"] = 20, 2
+    reader = frames.MasterFrames()
+    assert reader.feed(memoryview(next(parts))) == []
+    end = 30
+    (state,) = reader.feed(memoryview(b"".join(parts)))
+    assert isinstance(state, frames.State)
+    assert (state.rows["row"], state.offset) == ({"0": 2}, 30)
 
 
 def test_a_row_that_fits_no_frame_is_named() -> None:
     with pytest.raises(ProtocolError, match="'big' of the table t"):
-        list(frames.states(5, "t", {"big": "v" * (17 << 20)}, whole=False))
+        list(frames.states(lambda: 5, "t", {"big": "v" * (17 << 20)}, whole=False))
 
 
 def head(kind: int, size: int) -> bytes:
@@ -195,7 +209,7 @@ def test_a_table_has_a_bound_and_is_not_mixed_with_others(monkeypatch: pytest.Mo
     part = frames._json(
         frames.STATE, frames.State(offset=0, table="t", rows={"a": 1}, whole=True, more=True)
     )
-    (other,) = frames.states(0, "u", {"a": 1}, whole=True)
+    (other,) = frames.states(lambda: 0, "u", {"a": 1}, whole=True)
     with pytest.raises(ProtocolError, match="rows of the table u"):
         frames.MasterFrames().feed(memoryview(part + other))
     monkeypatch.setattr(frames, "TABLE_BYTES_MAX", 1000)

@@ -366,6 +366,33 @@ def test_what_waits_for_the_log_is_replaced_by_a_whole_table() -> None:
     assert table.taken == [({"r1": 1}, False), ({"r3": 3}, True)]
 
 
+def test_behind_a_whole_table_no_more_waits_than_the_table_has() -> None:
+    end = 0
+    table = Recorded("p")
+    applied = AppliedTables((table,), ("p",), lambda: end)
+    applied.take("p", {"a": 1, "b": 1}, whole=True, log_offset=1000)
+    for number in range(500):
+        applied.take("p", {f"n{number}": 1, "a": number}, whole=False, log_offset=1001 + number)
+        applied.take("p", {f"n{number}": None}, whole=False, log_offset=1001 + number)
+    assert [len(held.rows) for held in applied._held["p"]] == [2, 2]
+    end = 5000
+    applied._look()
+    assert table.taken == [({"a": 1, "b": 1}, True), ({"a": 499, "b": 1}, True)]
+
+
+def test_what_an_earlier_link_said_is_forgotten_unless_the_log_has_it() -> None:
+    end = 0
+    table = Recorded("p")
+    applied = AppliedTables((table,), ("p",), lambda: end)
+    applied.take("p", {"a": 1}, whole=True, log_offset=10)
+    applied.take("p", {"a": 2}, whole=False, log_offset=20)
+    end = 10
+    applied.begin()
+    end = 30  # of a master that had lost the log which it spoke of
+    applied._look()
+    assert table.taken == [({"a": 1}, True)]
+
+
 async def test_everything_at_once_is_the_same_on_both(tmp_path: Path) -> None:
     def fill(master: Side, number: int) -> None:
         members = master.rooms.members

@@ -69,7 +69,7 @@ def build_replicate(
         store.require_acks(source.available)
     if base.role.takes_sends:
         return Replicate(source, None)
-    applied = AppliedTables(tables, BEHIND_LOG, lambda: store.log_end)
+    applied = AppliedTables(tables, BEHIND_LOG, lambda: store.durable_end)
     follower = Follower(
         store,
         options,
