@@ -113,7 +113,7 @@ class Follower:
         self._was_classic = False
         self._last = Progress()  # of the last link
         self._links_made = 0
-        self._read_at = 0.0
+        self._read_at = 0.0  # from a master, on links that are over
         self._rate = Rate()
         self._counted = 0  # bytes of the present link that the rate has
         self._told_at = 0.0
@@ -164,7 +164,7 @@ class Follower:
             master_end=progress.master_end,
             lag_bytes=max(0, progress.master_end - end),
             lag_seconds=self._lag_seconds(progress, end, state),
-            silent_seconds=now - (self._read_at if link is None else link.read_at),
+            silent_seconds=now - max(self._read_at, link.read_at if link is not None else 0.0),
             taken_bytes_per_second=self._rate.per_second(now),
             links_made=self._links_made,
         )
@@ -403,10 +403,11 @@ class Follower:
         while not link.ended.done():
             await asyncio.wait((link.ended,), timeout=min(beat_s, BEAT_S_MAX))
             now = loop.time()
-            if now - link.read_at > silence_s and not link.paused:
+            silent_s = now - max(link.made_at, link.read_at)
+            if silent_s > silence_s and not link.paused:
                 link.end(
                     End.CLOSED,
-                    f"nothing was read from the master for {now - link.read_at:.1f} s"
+                    f"nothing was read from the master for {silent_s:.1f} s"
                     " (haHousekeepingInterval); check it and the network",
                 )
             else:
@@ -436,7 +437,7 @@ class Follower:
         link.end(End.CLOSED, "this slave let go of it")
         if self._link is link:
             self._link = None
-            self._read_at = link.read_at
+            self._read_at = max(self._read_at, link.read_at)
             self._count(asyncio.get_running_loop().time())
             if link.progress.begun:
                 self.linked.fire(False)

@@ -78,7 +78,8 @@ class MasterLink(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         self.progress = Progress()
         self.ended: asyncio.Future[Ended] = loop.create_future()
-        self.made_at = self.read_at = self.wrote_at = loop.time()
+        self.made_at = self.wrote_at = loop.time()
+        self.read_at = 0.0  # before anything was read
         self._loop = loop
         self._store = store
         self._greeting = greeting

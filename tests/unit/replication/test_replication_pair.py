@@ -9,6 +9,7 @@ from tests.unit.replication.pair_kit import (
     ADDRESS,
     HA_PORT,
     Master,
+    RawMaster,
     Rows,
     Slave,
     on_net,
@@ -147,6 +148,35 @@ def test_a_master_that_moves_is_found() -> None:
         assert not master.source.facts().links
         await slave.stop()
         await master.stop()
+
+    on_net(scenario)
+
+
+def test_silence_counts_from_what_was_read_last() -> None:
+    async def scenario(loop: NetLoop) -> None:
+        master, slave = Master(loop), Slave(loop)
+        await master.start()
+        await slave.start()
+        await until(lambda: slave.state is FollowerState.IN_STEP)
+        await asyncio.sleep(5)
+        assert slave.follower.facts().silent_seconds < 1  # it beats
+        await master.stop()
+        gone_at = loop.time()
+        deaf = RawMaster()
+
+        async def watch(seconds: float) -> None:
+            """Attempts to connect say nothing about the master."""
+            until_then = loop.time() + seconds
+            while loop.time() < until_then:
+                assert slave.follower.facts().silent_seconds >= loop.time() - gone_at
+                await asyncio.sleep(0.1)
+
+        await watch(30)
+        await deaf.start(loop, lambda peer: None)  # takes connections and never speaks
+        await watch(60)
+        assert len(deaf.heard) > 1
+        await slave.stop()
+        deaf.stop()
 
     on_net(scenario)
 
