@@ -369,3 +369,59 @@ def test_a_java_store_is_read_where_it_lies(golden: Golden) -> None:
         (message["topic"], message["queueId"], message["queueOffset"], message["storeSize"])
         for message in golden.manifest("store")["commitlog_walk"]
     ]
+
+
+# --- set-aside -----------------------------------------------------------------------------------
+def test_set_aside_leaves_an_empty_store_and_the_accounts(root: Path) -> None:
+    config, stays = root / "config", ("plain_acl.yml", "acl/a.yml", "brokerOverrides.properties")
+    for name in (*stays, "topics.json", "consumerOffset.json", "consumerOffset.json.bak"):
+        (config / name).parent.mkdir(parents=True, exist_ok=True)
+        (config / name).write_text("{}")
+    (root / "abort").touch()
+    (root / "notes.txt").touch()  # not the store's
+    before = files_of(root)
+    result = run("set-aside", root, "--dry-run")
+    assert result.exit_code == 0 and "commitlog -> " in result.stdout
+    assert run("set-aside", root, answer="n\n").exit_code == 1
+    assert files_of(root) == before
+    result = run("set-aside", root, "-y")
+    assert result.exit_code == 0, result.output
+    (aside,) = root.glob("aside-*")
+    kept = {f"config/{name}" for name in stays} | {"notes.txt"}
+    assert {name for name in files_of(root) if not name.startswith("aside-")} == kept
+    assert files_of(aside) == {name: data for name, data in before.items() if name not in kept}
+    assert len(rows("dump", aside)) == COUNT  # it is a store still
+
+    async def start_anew() -> None:
+        store = Store(small(root), faulty_env())
+        await store.start()
+        assert store.log_end == 0 and not store.queues()
+        await store.stop()
+
+    asyncio.run(start_anew())
+
+
+def test_set_aside_takes_a_log_that_is_elsewhere(root: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    (root / "commitlog").rename(log)
+    result = run("set-aside", root, "--store-path-commit-log", log, "-y")
+    assert result.exit_code == 0, result.output
+    assert not log.exists() and list(next(tmp_path.glob("log.aside-*")).iterdir())
+
+
+async def test_set_aside_leaves_a_running_broker_alone(tmp_path: Path) -> None:
+    store = await made(tmp_path / "store")
+    before = files_of(tmp_path)
+    result = run("set-aside", tmp_path / "store", "-y")
+    assert isinstance(result.exception, DirectoryInUse)
+    assert files_of(tmp_path) == before
+    await store.stop()
+
+
+def test_set_aside_refuses_what_it_could_not_move(root: Path, tmp_path: Path) -> None:
+    (root / "index").rename(tmp_path / "index")
+    (root / "index").symlink_to(tmp_path / "index")
+    before = files_of(root)
+    result = run("set-aside", root, "-y")
+    assert isinstance(result.exception, StoreError) and "symbolic link" in str(result.exception)
+    assert files_of(root) == before

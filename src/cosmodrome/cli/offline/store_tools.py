@@ -307,6 +307,35 @@ def repair(cut_at: int | None, dry_run: bool, yes: bool, output_format: str, **r
         sys.exit(EXIT_PROBLEMS)
 
 
+@store.command("set-aside")
+@_dry_run_option
+@_yes_option
+@_on_directory
+def set_aside(dry_run: bool, yes: bool, **rest: Any) -> None:
+    """Move log, queues and tables away, so that a slave makes a new copy.
+
+    They go to DIR/aside-TIME, a log elsewhere to a directory beside it. Account files and settings
+    that were changed at run time stay. The next start finds an empty store: a slave copies
+    everything from its master, and a master has lost everything.
+    """
+    from cosmodrome.cli.offline.set_aside import carry_out, planned
+    from cosmodrome.env.real import WallClock
+
+    with _opened(rest) as files:
+        moves = planned(files.root, files.log_directory, WallClock().now_ms())
+        for move in moves:
+            click.echo(f"{move.source} -> {move.target}")
+        if dry_run:
+            return
+        click.echo(
+            "the next start of the broker finds an empty store; do this to a slave only", err=True
+        )
+        if not yes:
+            click.confirm("Go on?", abort=True, err=True)
+        carry_out(moves)
+    click.echo("done; start the slave, and delete what was moved when it is in step", err=True)
+
+
 # --- inside ------------------------------------------------------------------------------------
 @contextmanager
 def _opened(rest: dict[str, Any], *, read_only: bool = False) -> Iterator[StoreFiles]:
