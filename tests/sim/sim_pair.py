@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import random
+import re
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ class Pair:
         self.faulty: set[str] = set()  # whose disk failed in this life
         self.troubled_at = 0.0  # when the last fault began or ended
         self.changed: dict[tuple[int, str], float] = {}  # rows of tables, and when
-        self.table_checks = self.joins = self.refusals = self.flips = 0
+        self.table_checks = self.joins = self.refusals = self.cuts = self.flips = 0
 
     def options(self, role: str, flush: str) -> StoreOptions:
         flush = flush or self.chance.choice(("SYNC_FLUSH", "ASYNC_FLUSH"))
@@ -487,10 +488,22 @@ class Pair:
         why, end = self.follower.facts().why, self.slave.store.log_end
         assert str(end) in why, why
         assert any(word in why for word in ("ahead", "differ", "behind")), why
+        self.check_remedy(why)
         # What the master sent before it died may have come late; nothing was taken away.
         assert end >= had, "a log that does not fit was cut"
         assert self.slave.log_bytes(start, had) == before, "a log that does not fit was changed"
         self.refusals += 1
+
+    def check_remedy(self, why: str) -> None:
+        """Where a slave may be cut, both logs are the same."""
+        found = re.search(r"--cut-at (\d+)", why)
+        assert found or "ahead" not in why, why
+        master, slave = self.master.store, self.slave.store
+        if found is not None and master is not None and slave is not None:
+            start, place = max(master.log_start, slave.log_start), int(found[1])
+            here = self.slave.log_bytes(start, place)
+            assert here == self.master.log_bytes(start, place), f"cut at {place}: they differ"
+            self.cuts += 1
 
     async def joined(self) -> None:
         """Everything is there, and goes on to be."""

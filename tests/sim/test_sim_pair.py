@@ -45,6 +45,7 @@ def test_seeds_differ_enough(pytestconfig: pytest.Config) -> None:
     statuses = {status for pair in pairs for status, n in pair.judge.statuses.items() if n}
     assert len(statuses) == 4
     assert any(pair.refusals for pair in pairs)
+    assert any(pair.cuts for pair in pairs)
     assert {pair.sync for pair in pairs} == {True, False}
     flushes = {(pair.master.synced, pair.slave.synced) for pair in pairs}
     assert len(flushes) == 4

@@ -95,9 +95,13 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""  # empty when it is a slave itself that does not know
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """With `marks` the slave can find out where both logs are the same. Each is a place in the
+    master's log, and the fingerprint there; the first one is its end, others are lower."""
+
     why: str
     remedy: str
+    marks: tuple[tuple[int, int, int], ...] = ()
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,8 +158,8 @@ def begin(value: Begin) -> bytes:
     return _json(BEGIN, value)
 
 
-def refused(why: str, remedy: str) -> bytes:
-    return _json(REFUSED, Refusal(why=why, remedy=remedy))
+def refused(value: Refusal) -> bytes:
+    return _json(REFUSED, value)
 
 
 def data_head(epoch: int, offset: int, confirmed: int, size: int) -> bytes:

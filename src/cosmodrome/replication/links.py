@@ -421,7 +421,7 @@ class OwnStream:
         self.id, self.incarnation = who.id, who.incarnation
         begin = hub.denial(link, who) or join(who, hub.node, hub.store, hub.file_bytes)
         if isinstance(begin, frames.Refusal):
-            link.write(frames.refused(begin.why, begin.remedy))
+            link.write(frames.refused(begin))
             link.refuse("own", begin)
             return
         if who.cluster != hub.node.cluster:

@@ -20,6 +20,7 @@ from typing import Any, cast
 from cosmodrome.errors import CosmodromeError, ProtocolError, StoreUnwritable
 from cosmodrome.replication import frames
 from cosmodrome.replication.intake import Intake
+from cosmodrome.replication.joining import told_apart
 from cosmodrome.store.store import PutStatus, Store
 
 READ_BYTES = 1 << 20
@@ -163,7 +164,8 @@ class MasterLink(asyncio.BufferedProtocol):
     def _hear(self, said: frames.FromMaster) -> None:
         progress = self.progress
         if isinstance(said, frames.Refusal):
-            self.end(End.REFUSED, said.why, said.remedy)
+            refusal = told_apart(said, self._store)
+            self.end(End.REFUSED, refusal.why, refusal.remedy)
         elif isinstance(said, frames.Begin):
             self._begin(said)
         elif self.classic and not progress.begun:

@@ -101,11 +101,21 @@ class KnownMaster:
 
 
 class Machine:
-    def __init__(self, loop: NetLoop, name: str, broker_id: int, **changes: Any) -> None:
+    """`disk` is that of an earlier life."""
+
+    def __init__(
+        self,
+        loop: NetLoop,
+        name: str,
+        broker_id: int,
+        *,
+        disk: SimDisk | None = None,
+        **changes: Any,
+    ) -> None:
         self.loop = loop
         self.name = name
         self.clock = SimClock(loop)
-        self.disk = SimDisk(f"disk-{name}", self.clock.now_ms)
+        self.disk = disk or SimDisk(f"disk-{name}", self.clock.now_ms)
         self.env = sim_env(self.disk, self.clock, name, delay_ms_max=3)
         self.node = Node("C", "b", broker_id, f"{name}-1")
         settings: dict[str, Any] = {

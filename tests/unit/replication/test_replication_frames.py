@@ -62,7 +62,7 @@ FROM_MASTER = [
     *frames.states(lambda: 110, "topics", {"a": {"x": 1}, "b": None}, whole=True),
     frames.data_head(0, 500, 100, 2) + b"kl",
     frames.data_head(0, 400, 100, 2) + b"mn",
-    frames.refused("because", "do this"),
+    frames.refused(frames.Refusal(why="because", remedy="do this", marks=((9, 1, 7), (4, 0, 5)))),
 ]
 HEARD = [
     BEGIN,
@@ -71,7 +71,7 @@ HEARD = [
     frames.State(offset=110, table="topics", rows={"a": {"x": 1}, "b": None}, whole=True),
     [500, b"kl"],
     [400, b"mn"],
-    frames.Refusal(why="because", remedy="do this"),
+    frames.Refusal(why="because", remedy="do this", marks=((9, 1, 7), (4, 0, 5))),
 ]
 
 
@@ -84,7 +84,8 @@ def test_the_bytes_are_those_of_the_design() -> None:
     assert frames.ack(1, 2) == struct.pack(">BIqq", 6, 16, 1, 2)
     assert frames.beat(1, 2, 3) == struct.pack(">BIqqq", 7, 24, 1, 2, 3)
     assert frames.classic_head(1, 2) == struct.pack(">qi", 1, 2)
-    assert frames.refused("w", "r") == b'\x03\x00\x00\x00\x18{"why":"w","remedy":"r"}'
+    refusal = frames.Refusal(why="w", remedy="r")
+    assert frames.refused(refusal) == b'\x03\x00\x00\x00\x18{"why":"w","remedy":"r"}'
 
 
 def test_a_master_is_heard_in_one_read_as_in_many() -> None:

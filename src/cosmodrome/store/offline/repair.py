@@ -185,7 +185,8 @@ def plan_repair(files: StoreFiles, read_json: ReadJson, cut_at: int | None = Non
     last_ms = 0
     for entries in walk:
         for entry in entries:
-            boundary = boundary or entry[0] == cut_at
+            # Also behind a record, where the rest of a file may be blank.
+            boundary = boundary or cut_at in (entry[0], entry[0] + entry[1])
             if cut_at is None or entry[0] < cut_at:
                 last_ms = entry[6]
             else:
