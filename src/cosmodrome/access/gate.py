@@ -163,6 +163,10 @@ class Gate:
             return f"account {account.access_key!r} is no peer of this cluster"
         return ""
 
+    def admits_peers_at(self, host: str) -> bool:
+        """Whether a peer at this host can come in at all; `denies_peer` may still say no."""
+        return not self.protected or self._peers.has(host) or self._is_local(host)
+
     def _check_address(self, row: Row, needs: Needs, host: str) -> None:
         if self._is_local(host) or (needs.level is Level.PEER and self._peers.has(host)):
             return

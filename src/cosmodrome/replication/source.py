@@ -27,7 +27,7 @@ from cosmodrome.transport.router import LogLimit
 from cosmodrome.transport.tls import Door
 
 LINKS_MAX = 32
-SILENT_MAX = 64  # connections that have not said anything yet
+SILENT_MAX = 64  # connections that have not said who they are
 BEAT_S_MAX = 0.5
 
 _log = logging.getLogger(__name__)
@@ -41,9 +41,14 @@ def _denies_nobody(host: str, who: Who | None) -> str:
     return ""
 
 
+def _admits_all(host: str) -> bool:
+    return True
+
+
 class Source:
     """Feeds the slaves of one store. `node` is this broker, `tables` is what slaves get of it,
-    and `address` says where clients reach the master, as far as that is known."""
+    and `address` says where clients reach the master, as far as that is known. `admits` says
+    whether a slave at a host can be let in at all, whatever it says."""
 
     def __init__(
         self,
@@ -55,6 +60,7 @@ class Source:
         door: Door | None = None,
         address: Callable[[], str] = str,
         denies: Denies = _denies_nobody,
+        admits: Callable[[str], bool] = _admits_all,
     ) -> None:
         self.door = door or Door()
         self.store = store
@@ -65,8 +71,9 @@ class Source:
         self.batch_bytes = options.ha_transfer_batch_size
         self._options = options
         self._denies = denies
+        self._admits = admits
         self._listener: asyncio.AbstractServer | None = None
-        self._silent: set[Link] = set()
+        self._silent: dict[Link, bool] = {}  # the oldest first; whether it can be let in
         self._links: dict[Link, None] = {}  # in the order in which they came
         self._best: int | None = None  # report of a live link; None without any
         self._write_times = WriteTimes()
@@ -137,15 +144,19 @@ class Source:
     def opened(self, link: Link) -> bool:
         if self._listener is None:
             return False
+        hopeful = self._admits(link.host)
         if len(self._silent) >= SILENT_MAX:
+            leaves = self._least_hopeful(link if not hopeful else None)
             self._warn(
                 "silent",
-                link.peer,
-                f"{SILENT_MAX} connections to the HA port have not said anything yet; check who"
-                " connects there: it is for slaves of this broker",
+                leaves.peer,
+                f"{SILENT_MAX} connections to the HA port have not said anything yet, and the"
+                " oldest makes room; check who connects there: it is for slaves of this broker",
             )
-            return False
-        self._silent.add(link)
+            if leaves is link:
+                return False
+            leaves.drop("", "it makes room")
+        self._silent[link] = hopeful
         return True
 
     def denial(self, link: Link, who: Who | None) -> Refusal | None:
@@ -163,7 +174,7 @@ class Source:
         if len(self._links) >= LINKS_MAX:
             link.drop("many", f"{LINKS_MAX} slaves are linked, which is the most that there may be")
             return False
-        self._silent.discard(link)
+        self._silent.pop(link, None)
         self._links[link] = None
         if self._stop_hearing is None:
             self._stop_hearing = self.store.written.subscribe(self._on_written)
@@ -188,7 +199,7 @@ class Source:
     def gone(self, link: Link, kind: str, why: str) -> None:
         if kind:
             self._warn(kind, f"{link.peer} slave={_named(link)}", why)
-        self._silent.discard(link)
+        self._silent.pop(link, None)
         if self._links.pop(link, link) is None:
             self._find_best()
         if self._stop_hearing is not None and not self._links:
@@ -196,7 +207,7 @@ class Source:
             self._stop_hearing = None
 
     def refused(self, link: Link, kind: str, refusal: Refusal) -> None:
-        self._silent.discard(link)
+        self._silent.pop(link, None)
         self._refused_links += 1
         self._refused_why = f"{link.peer}: {refusal.why}; {refusal.remedy}"
         held = self._log_limit.admit(("refused", kind))
@@ -221,6 +232,15 @@ class Source:
         if best != self._best:
             self._best = best
             self.store.acknowledge(best or 0)
+
+    def _least_hopeful(self, stranger: Link | None) -> Link:
+        """Who makes room: the oldest that cannot be let in, or `stranger`, or the oldest of all.
+
+        So strangers that say nothing keep no slave out, and one that says who it is hears why it is
+        refused as long as there is room.
+        """
+        oldest = next((link for link, hopeful in self._silent.items() if not hopeful), stranger)
+        return oldest or next(iter(self._silent))
 
     def _replace(self, link: Link) -> None:
         """The newer link of a slave wins; the older one is most likely half open."""

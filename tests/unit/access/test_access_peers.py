@@ -56,15 +56,17 @@ async def test_who_may_have_the_log(tmp_path: pathlib.Path) -> None:
     assert "no account" in denial(LOCAL)
     assert "signature" in denial(STRANGER, "the-slave", b"another secret")
     assert "no peer" in denial(STRANGER, "the-broad", SECRETS["the-broad"])
+    assert gate.admits_peers_at(STRANGER)  # it may sign
 
 
 async def test_who_may_have_the_log_in_protected_mode(tmp_path: pathlib.Path) -> None:
     gate = await make_gate(tmp_path, acl_enable=False, bind_address="0.0.0.0")
     assert "not listed" in gate.denies_peer(STRANGER, "", b"", "")
+    assert not gate.admits_peers_at(STRANGER)
     for host in (LOCAL, PEER):
-        assert gate.denies_peer(host, "", b"", "") == ""
+        assert gate.denies_peer(host, "", b"", "") == "" and gate.admits_peers_at(host)
     gate = await make_gate(tmp_path, acl_enable=False)
-    assert gate.denies_peer(STRANGER, "", b"", "") == ""
+    assert gate.denies_peer(STRANGER, "", b"", "") == "" and gate.admits_peers_at(STRANGER)
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,50 @@ def test_a_thousand_connections(caplog: pytest.LogCaptureFixture) -> None:
     assert "have not said anything yet" in lines(caplog)[0]
 
 
+def test_silent_connections_keep_no_slave_out() -> None:
+    async def scenario(loop: NetLoop) -> None:
+        master, slave = Master(loop), Slave(loop)
+        await master.start()
+        peers = [await raw_slave(loop) for _ in range(source.SILENT_MAX)]
+        began = loop.time()
+        await slave.start()
+        await until(lambda: slave.state is FollowerState.IN_STEP)
+        assert loop.time() - began < 1
+        assert [peer.closed for peer in peers] == [True] + [False] * (len(peers) - 1)
+        await slave.stop()
+        await master.stop()
+
+    on_net(scenario)
+
+
+def test_strangers_take_no_place_of_those_who_may_come_in() -> None:
+    async def scenario(loop: NetLoop) -> None:
+        master = Master(loop)
+        listed = True
+        master.source = source.Source(
+            master.store, master.options, (), master.node, admits=lambda host: listed
+        )
+        await master.start()
+        friends = [await raw_slave(loop) for _ in range(4)]
+        listed = False
+        strangers = [await raw_slave(loop) for _ in range(100)]
+        await asyncio.sleep(0.1)
+        assert not any(peer.closed for peer in friends)
+        assert [peer.closed for peer in strangers] == [True] * 40 + [False] * 60
+        listed = True
+        friends += [await raw_slave(loop) for _ in range(60)]
+        await asyncio.sleep(0.1)
+        assert all(peer.closed for peer in strangers)
+        assert not any(peer.closed for peer in friends)
+        listed = False
+        stranger = await raw_slave(loop)
+        await asyncio.sleep(0.1)
+        assert stranger.closed and not any(peer.closed for peer in friends)
+        await master.stop()
+
+    on_net(scenario)
+
+
 def test_many_slaves(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(loop: NetLoop) -> None:
         master = Master(loop)

@@ -63,6 +63,7 @@ def build_replicate(
         door=base.tls.door,
         address=lambda: base.address.text if base.role.takes_sends else ask_master.address,
         denies=functools.partial(_denies, base.gate),
+        admits=base.gate.admits_peers_at,
     )
     store.hold_back = source.needed_from
     if options.broker_role == SYNC_MASTER_NAME:
