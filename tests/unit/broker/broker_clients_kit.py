@@ -128,7 +128,7 @@ async def running_broker(path: Path, **changes: Any) -> AsyncIterator[RunningBro
         await broker.stop()
 
 
-async def until(done: Callable[[], bool], seconds: float = 5) -> None:
+async def until(done: Callable[[], bool], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while not done():
             await asyncio.sleep(0.005)

@@ -148,7 +148,7 @@ def send(body: bytes = b"x", topic: str = "T", **properties: str) -> commands.Se
     )
 
 
-async def until(check: Callable[[], bool], seconds: float = 30) -> None:
+async def until(check: Callable[[], bool], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while not check():
             await asyncio.sleep(0.01)

@@ -131,7 +131,7 @@ class Later:
     def bodies(self, topic: str = "T", queue: int = 0) -> list[bytes]:
         return [record.body for record in self.delivered(topic, queue)]
 
-    async def until(self, done: Callable[[], bool], seconds: float = 30) -> None:
+    async def until(self, done: Callable[[], bool], seconds: float = 60) -> None:
         async with asyncio.timeout(seconds):
             while not done():
                 await asyncio.sleep(0.002)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from cosmodrome.broker.app import Broker, build_broker
 from cosmodrome.cli.serve import scraping
+from cosmodrome.env.base import Clock, Env
 from cosmodrome.env.options import BrokerOptions, NameServerOptions, SocketOptions, StoreOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.nameserver.app import NameServer, build_nameserver
@@ -55,11 +57,11 @@ class Scrape:
 
 
 class Node:
-    def __init__(self, nameserver: NameServer, broker: Broker, channel: Channel) -> None:
+    def __init__(self, nameserver: NameServer, broker: Broker, channel: Channel, env: Env) -> None:
         self.nameserver = nameserver
         self.broker = broker
         self.channel = channel
-        self.page = scraping.of_node(real_env(), nameserver, lambda: broker).page
+        self.page = scraping.of_node(env, nameserver, lambda: broker).page
 
     async def scrape(self, accept: str = "") -> Scrape:
         page = await self.page(accept)
@@ -155,8 +157,10 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def node(folder: Path, **changes: Any) -> AsyncIterator[Node]:
+async def node(folder: Path, clock: Clock | None = None, **changes: Any) -> AsyncIterator[Node]:
     env = real_env(seed=1)
+    if clock is not None:
+        env = dataclasses.replace(env, clock=clock)
     nameserver = build_nameserver(NameServerOptions(listen_port=0), SocketOptions(), env)
     await nameserver.start()
     broker = build_broker(
@@ -177,7 +181,7 @@ async def node(folder: Path, **changes: Any) -> AsyncIterator[Node]:
     try:
         while not broker.ready()[0]:
             await asyncio.sleep(0.01)
-        yield Node(nameserver, broker, channel)
+        yield Node(nameserver, broker, channel, env)
     finally:
         await channel.close()
         await broker.stop()

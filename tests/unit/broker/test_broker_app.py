@@ -141,7 +141,7 @@ def create(topic: str, queues: int = 2) -> commands.UpdateAndCreateTopic:
 
 
 async def until(done: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not done():
             await asyncio.sleep(0.01)
 
@@ -170,11 +170,11 @@ async def test_the_vip_port_serves_too(broker: Broker) -> None:
 async def test_a_parked_pull_wakes_with_the_message(channel: Channel) -> None:
     await channel.call(heartbeat())
     await channel.call(send())
-    parked = asyncio.create_task(channel.call(pull(1, hold_ms=15_000), timeout_ms=10_000))
+    parked = asyncio.create_task(channel.call(pull(1, hold_ms=90_000), timeout_ms=60_000))
     await asyncio.sleep(0.05)
     assert not parked.done()
     await channel.call(send(body=b"second"))
-    found = await parked  # before its own time of 15 s is over, or the call fails
+    found = await parked  # before its own time of 90 s is over, or the call fails
     (record,) = iter_records(found.body)
     assert record.body == b"second"
 
@@ -188,7 +188,7 @@ async def test_a_parked_pull_is_refused_at_the_end(broker: Broker, channel: Chan
     assert pending == {waiting}
     await broker.stop()
     with pytest.raises(Refused, match="stopping") as refusal:
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 60)
     assert refusal.value.code == Code.SERVICE_NOT_AVAILABLE
 
 
@@ -266,7 +266,7 @@ async def test_membership_over_sockets(broker: Broker, channel: Channel) -> None
         shown = await channel.call(commands.GetConsumerConnectionList(consumer_group="g"))
         connection = bodies.decode(bodies.ConsumerConnection, shown.body)
         assert len(connection.connection_set) == 2
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while True:
             listed = await channel.call(commands.GetConsumerListByGroup(consumer_group="g"))
             if json.loads(listed.body)["consumerIdList"] == ["c1"]:

@@ -135,7 +135,7 @@ async def other_rig(path: Path, **changes: Any) -> Rig:
 
 async def soon(held: Any) -> PullReply:
     assert isinstance(held, asyncio.Future)
-    reply: PullReply = await asyncio.wait_for(held, 2)
+    reply: PullReply = await asyncio.wait_for(held, 60)
     return reply
 
 

@@ -146,7 +146,7 @@ async def test_tables_follow(tmp_path: Path) -> None:
             )
         )
         members = it.slave.broker._rooms.members
-        await until(lambda: offset_at(it.slave) == 1, seconds=10)
+        await until(lambda: offset_at(it.slave) == 1, seconds=60)
         topic = members.topics.get("T")
         assert topic is not None and topic.read_queue_nums == 2
         assert "g" in members.groups.table

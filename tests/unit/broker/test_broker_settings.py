@@ -248,7 +248,7 @@ async def test_a_permission_reaches_the_name_server(tmp_path: Path) -> None:
 
     try:
         where = f"namesrvAddr={nameserver.address}"
-        async with running(tmp_path, where) as (_, channel), asyncio.timeout(10):
+        async with running(tmp_path, where) as (_, channel), asyncio.timeout(60):
             await send(channel)
             for wanted in (4, 6):
                 await update(channel, f"brokerPermission={wanted}")

@@ -90,7 +90,7 @@ async def node(folder: Path, **settings: str) -> AsyncIterator[Node]:
         stack.push_async_callback(nameserver.stop)
         await broker.start()
         stack.push_async_callback(broker.stop)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not broker.ready()[0]:
                 await asyncio.sleep(0.01)
         made = Node(broker, nameserver, folder)
@@ -246,7 +246,7 @@ async def test_message_delay_level_and_flush_delay_offset_interval(tmp_path: Pat
         reply = await it.send(body=b"later", DELAY="7")
         assert (reply.queue_id, reply.queue_offset, reply.recall_handle) == (0, 0, None)
         end = commands.GetMaxOffset(topic="T", queue_id=0)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await it.call(end)).offset == 0:
                 await asyncio.sleep(0.01)
             assert loop.time() - began > 0.99
@@ -278,7 +278,7 @@ async def test_timer_max_delay_sec(tmp_path: Path) -> None:
         ask = commands.RecallMessage(topic="T", recall_handle=reply.recall_handle)
         assert (await it.call(ask)).msg_id == "K2"
         end = commands.GetMaxOffset(topic="T", queue_id=0)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await it.call(end)).offset == 0:
                 await asyncio.sleep(0.01)
         assert loop.time() - began > 0.39
@@ -295,7 +295,7 @@ async def test_a_message_given_back_comes_again(tmp_path: Path) -> None:
         )
         await it.call(back)
         end = commands.GetMaxOffset(topic="%RETRY%G", queue_id=0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (await it.call(end)).offset == 0:
                 await asyncio.sleep(0.01)
         back.delay_level = -1

@@ -75,7 +75,7 @@ class Node:
             "suspend_timeout_millis": 0,
             "sub_version": 1,
         }
-        return await self.channel.call(commands.PullMessage(**fields | changes), timeout_ms=10_000)
+        return await self.channel.call(commands.PullMessage(**fields | changes), timeout_ms=60_000)
 
     async def refusal(self, **changes: Any) -> tuple[int, str]:
         with pytest.raises(Refused) as refused:
@@ -156,7 +156,7 @@ async def test_a_held_pull_waits_for_a_message_it_wants(node: Node) -> None:
     await asyncio.sleep(0.05)
     assert not held.done()
     await node.send(body=b"yes", a="42")
-    reply = await asyncio.wait_for(held, 30)
+    reply = await asyncio.wait_for(held, 60)
     assert got(reply) == [b"yes"]
     assert (reply.code, reply.next_begin_offset, reply.max_offset) == (Code.SUCCESS, 13, 13)
 
@@ -181,7 +181,7 @@ async def test_at_the_deadline_unwanted_messages_are_passed_over(node: Node) -> 
     await asyncio.sleep(0.02)
     await node.send(a="1")
     await node.send(a="2")
-    reply = await asyncio.wait_for(held, 30)
+    reply = await asyncio.wait_for(held, 60)
     assert (reply.code, reply.next_begin_offset) == (Code.PULL_RETRY_IMMEDIATELY, 9)
     assert (reply.remark, got(reply)) == ("NO_MATCHED_MESSAGE", [])
 
@@ -195,7 +195,7 @@ async def test_a_filter_that_changes_while_a_pull_waits_is_applied_from_its_star
     await asyncio.sleep(0.02)
     await node.send(body=b"one", a="1")
     await node.subscribe("a = 1", version=2)
-    reply = await asyncio.wait_for(held, 30)
+    reply = await asyncio.wait_for(held, 60)
     assert got(reply) == [b"one"]
 
 

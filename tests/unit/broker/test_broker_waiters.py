@@ -54,7 +54,7 @@ class Hall:
 
 async def soon(future: asyncio.Future[str] | None) -> str:
     assert future is not None
-    return await asyncio.wait_for(future, 2)
+    return await asyncio.wait_for(future, 60)
 
 
 async def test_an_arrival_wakes_once() -> None:

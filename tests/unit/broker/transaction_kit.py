@@ -189,7 +189,7 @@ class Bank:
             self.offsets.query(TRANSACTION_GROUP, OP_HALF_TOPIC, 0),
         )
 
-    async def until(self, done: Callable[[], bool], seconds: float = 5) -> None:
+    async def until(self, done: Callable[[], bool], seconds: float = 60) -> None:
         async with asyncio.timeout(seconds):
             while not done():
                 await asyncio.sleep(0.002)

@@ -122,7 +122,7 @@ def test_dead_letters_of_a_consumer_that_fails(namesrv: str) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         consumer.stop()
-        worker.join(10)
+        worker.join(60)
     (row,) = found
     assert (row["origin_topic"], row["msg_id"], row["body"]) == ("Fails", sent.msg_id, "x")
     assert row["origin_msg_id"] == sent.offset_msg_id

@@ -83,7 +83,7 @@ def member(
             yield consumer
         finally:
             consumer.stop()
-            worker.join(10)
+            worker.join(60)
 
 
 # --- forms -----------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_members_that_are_online_are_told(
         done = cosmo(*words, "--to", "earliest", "--yes", "-o", "json")
         assert done.code == 0, done.err
         assert json.loads(done.out)[0]["outcome"] in ("told", "unchanged")
-        assert again.wait(10), seen
+        assert again.wait(60), seen
 
 
 def test_skip_leaves_the_rest_out(namesrv: str, group: str, topic: str) -> None:

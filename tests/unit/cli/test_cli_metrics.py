@@ -28,7 +28,7 @@ OPEN = "application/openmetrics-text; version=1.0.0"
 
 def scrape(port: int | str, accept: str = "") -> tuple[str, str]:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.headers["Content-Type"], answer.read().decode()
 
 
@@ -96,7 +96,7 @@ def test_a_name_server_alone(tmp_path: Path) -> None:
         assert found is not None
         _, text = scrape(found[1])
         assert re.search(r'^cosmodrome_ready\{cluster="",node_type="nameserver".* 1$', text, re.M)
-        with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/readyz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/readyz", timeout=60) as answer:
             assert answer.status == 200
 
 

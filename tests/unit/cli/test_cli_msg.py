@@ -60,7 +60,7 @@ def member(
             yield
         finally:
             consumer.stop()
-            worker.join(10)
+            worker.join(60)
 
 
 def until(look: Callable[[], Any]) -> Any:

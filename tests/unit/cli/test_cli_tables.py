@@ -112,7 +112,7 @@ def namesrv() -> Iterator[str]:
                 time.sleep(0.1)
             yield node.namesrv
             consumer.stop()
-            worker.join(10)
+            worker.join(60)
 
 
 async def _put_dead_letter(address: str) -> None:

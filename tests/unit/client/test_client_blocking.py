@@ -83,7 +83,7 @@ def test_handlers_run_in_threads_and_may_block_and_ask_for_a_retry(node: Node) -
     def handler(message: ReceivedMessage) -> None:
         names.add(threading.current_thread().name)
         if message.reconsume_times == 0:
-            together.wait(15)  # all four at once, or this breaks
+            together.wait(60)  # all four at once, or this breaks
         if message.body == b"m0" and message.body not in refused:
             refused.add(message.body)
             raise RetryLater(1)
@@ -96,7 +96,7 @@ def test_handlers_run_in_threads_and_may_block_and_ask_for_a_retry(node: Node) -
         runner.start()
         wait_for(lambda: len(seen) == 4)
         consumer.stop()
-        runner.join(10)
+        runner.join(60)
         assert not runner.is_alive()
     assert sorted(seen) == ["m0", "m1", "m2", "m3"]
     assert all(name.startswith("cosmodrome-handler") for name in names)
@@ -114,7 +114,7 @@ def test_many_threads_share_one_producer_and_one_loop(node: Node) -> None:
         for worker in workers:
             worker.start()
         for worker in workers:
-            worker.join(30)
+            worker.join(60)
         assert threads_of_ours() == ["cosmodrome"]
     assert len(set(results)) == 60
 
@@ -298,6 +298,6 @@ def test_a_callback_that_submits_never_blocks_the_loop() -> None:
             submitted.set()
 
         producer.submit(Message("T", b"1")).add_done_callback(again)
-        assert submitted.wait(10)
+        assert submitted.wait(60)
         assert isinstance(outcomes[0], Busy)
         producer.send(Message("T", b"3"))

@@ -14,6 +14,7 @@ from tests.unit.client.conftest import Node, until
 from tests.unit.client.producer_kit import stored
 
 from cosmodrome import blocking
+from cosmodrome.broker.app import Broker
 from cosmodrome.client.options import ClientOptions
 from cosmodrome.client.send.failures import (
     BadMessage,
@@ -503,19 +504,33 @@ async def test_a_batch_waits_for_room_between_its_parts(node: Node) -> None:
 
 
 def test_answers_that_came_while_the_process_stood_still_count() -> None:
-    async def scenario(namesrv: str) -> None:
+    async def answered(broker: Broker) -> None:
+        store = broker._base.store
+        async with asyncio.timeout(60):
+            while sum(store.bounds("orders", queue_id)[1] for queue_id in range(4)) < 51:
+                await asyncio.sleep(0.001)
+
+    async def scenario(node: blocking.Node) -> None:
         loop = asyncio.get_running_loop()
-        async with Producer(namesrv, group="orders-p", retries=0) as sender:
-            await sender.send(Message("orders", b"first"), timeout_ms=20_000)
-            out = [sender.submit(Message("orders", b"x"), timeout_ms=1_500) for _ in range(50)]
+        hears, ring = socket.socketpair()
+
+        def stand_still() -> None:
+            hears.recv(1)
+            assert node._portal is not None and node._inner._broker is not None
+            node._portal.call(answered(node._inner._broker))
+            time.sleep(max(0.0, due - time.monotonic()) + 0.5)
+
+        async with Producer(node.namesrv, group="orders-p", retries=0) as sender:
+            await sender.send(Message("orders", b"first"), timeout_ms=60_000)
+            due = time.monotonic() + 3
+            out = [sender.submit(Message("orders", b"x"), timeout_ms=3_000) for _ in range(50)]
             await asyncio.sleep(0)  # they leave
-            stands_still, ring = socket.socketpair()
-            with stands_still, ring:
-                loop.add_reader(stands_still, lambda: time.sleep(4) or stands_still.recv(1))
+            with hears, ring:
+                loop.add_reader(hears, stand_still)
                 ring.send(b"x")
                 results = await asyncio.gather(*out)
-                loop.remove_reader(stands_still)
+                loop.remove_reader(hears)
         assert {result.status for result in results} == {SendStatus.OK}
 
     with blocking.embedded() as node:
-        uvloop.run(scenario(node.namesrv))  # timers run before the sockets are looked at again
+        uvloop.run(scenario(node))  # timers run before the sockets are looked at again

@@ -115,7 +115,7 @@ async def tls_in_front(target: str, context: ssl.SSLContext) -> AsyncIterator[st
     finally:
         server.close()
         if tasks:
-            await asyncio.wait(tasks, timeout=5)
+            await asyncio.wait(tasks, timeout=60)
 
 
 def certificate(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:

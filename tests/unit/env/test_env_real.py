@@ -118,7 +118,7 @@ def test_lock_between_processes(disk: RealDisk, tmp_path: Path) -> None:
         with pytest.raises(DirectoryInUse):
             disk.lock(path)
         child.stdin.close()
-        child.wait(10)
+        child.wait(60)
     disk.lock(path).release()
 
 

@@ -50,7 +50,7 @@ async def enrolment(broker: Broker) -> AsyncIterator[Enrolment]:
 
 
 async def until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not done():
             await asyncio.sleep(0.005)
 

@@ -97,13 +97,14 @@ async def test_a_filter_that_hangs_is_left_alone_until_it_comes_back(
         with pytest.raises(Refused, match=r"acme\.Slow did not answer within 1000 ms"):
             await sieve.run(slow, data(record()), "g")
         assert sieve.overdue == 1
+        sieve._timeout_ms = PLENTY_MS  # for the others, on a busy machine
         with pytest.raises(Refused, match="has not come back"):  # refused without waiting
             await sieve.run(slow, data(record()), "g")
         assert calls == 1
         assert (await sieve.run(filter_of(lambda m: True), data(record()), "g")).passed == 1
     finally:
         release.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while sieve.overdue:
             await asyncio.sleep(0.01)
     assert (await sieve.run(slow, data(record()), "g")).passed == 1

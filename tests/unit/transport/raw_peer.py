@@ -63,7 +63,7 @@ class RawPeer:
 
     async def read(self) -> dict[str, Any]:
         """The header of the next frame, with its body under "body"."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             (length,) = struct.unpack(">I", await self.reader.readexactly(4))
             data = await self.reader.readexactly(length)
         (word,) = struct.unpack_from(">I", data)
@@ -76,7 +76,7 @@ class RawPeer:
         self.send(data)
         return await self.read()
 
-    async def ended(self, within_s: float = 10) -> bytes:
+    async def ended(self, within_s: float = 60) -> bytes:
         """Everything until the other side closed."""
         chunks = []
         try:
@@ -123,7 +123,7 @@ class Offsets:
     async def query(self, ask: QueryConsumerOffset, call: Call) -> OffsetReply:
         notify = NotifyConsumerIdsChanged(consumer_group=ask.consumer_group)
         call.connection.push(notify)
-        await call.connection.call(notify, timeout_ms=2000)
+        await call.connection.call(notify, timeout_ms=60_000)
         return OffsetReply(offset=7)
 
     @UpdateConsumerOffset.handler
@@ -151,7 +151,7 @@ async def serving(
         await server.stop(grace_ms=0)
 
 
-async def until(condition: Any, within_s: float = 5) -> None:
+async def until(condition: Any, within_s: float = 60) -> None:
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.005)

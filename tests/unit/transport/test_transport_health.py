@@ -46,7 +46,7 @@ async def health(timeout_s: float = 5.0) -> AsyncIterator[int]:
 async def ask(port: int, request: bytes) -> tuple[int, str, str]:
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(request)
-    data = await asyncio.wait_for(reader.read(), 5)
+    data = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     await writer.wait_closed()
     head, _, body = data.decode().partition("\r\n\r\n")
@@ -85,7 +85,7 @@ async def test_a_slow_request_is_dropped() -> None:
         reader, writer = await asyncio.open_connection(HOST, port)
         writer.write(b"GET /li")
         with pytest.raises(ConnectionError):
-            if await asyncio.wait_for(reader.read(), 2) == b"":
+            if await asyncio.wait_for(reader.read(), 60) == b"":
                 raise ConnectionError
         writer.close()
 
@@ -95,7 +95,7 @@ async def test_connections_are_bounded_and_stop_ends_them() -> None:
         peers = [await asyncio.open_connection(HOST, port) for _ in range(CONNECTIONS_MAX + 1)]
         reader, _ = peers[0]  # the oldest
         with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), 10) == b""
+            assert await asyncio.wait_for(reader.read(), 60) == b""
     for _, writer in peers:
         writer.close()
 
