@@ -1,4 +1,4 @@
-"""Stored records as Arrow columns, in plain Python: the law that `arrow.pyx` is compared with.
+"""Stored records as Arrow columns, in plain Python: the law that `native.pyx` is compared with.
 
 A `ColumnBuilder` walks records, drops those that nobody asked for and keeps the wanted columns
 of the others in the form of Arrow's buffers (numbers in the machine's order, offsets of 32 bits,

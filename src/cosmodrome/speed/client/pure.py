@@ -1,4 +1,4 @@
-"""The client's hot functions in plain Python: the law that `client.pyx` is compared with.
+"""The client's hot functions in plain Python: the law that `native.pyx` is compared with.
 
 What is handed in was checked by the client, so only sizes that come off the wire are looked at.
 """
