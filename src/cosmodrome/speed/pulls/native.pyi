@@ -3,13 +3,6 @@ from typing import Any, Protocol
 
 from cosmodrome.speed.lane.counts import GetCounts
 
-NOTHING: int
-PULL: int
-COMMIT: int
-OTHER: int
-FULL: int
-HOLD: int
-
 class Options(Protocol):
     @property
     def max_transfer_count_on_message_in_memory(self) -> int: ...
