@@ -26,12 +26,11 @@ import random
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from bench.columnar import records
 from cosmodrome import speed
-from cosmodrome.broker.app import build_broker
+from cosmodrome.broker.app import Broker, build_broker
 from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.layout import QUEUE_ENTRY, SERIALIZE_BINARY, SERIALIZE_JSON
@@ -271,35 +270,38 @@ async def _at_once(work: Callable[[], Any]) -> Any:
     return work()
 
 
+def _built(folder: str, loop: asyncio.AbstractEventLoop) -> Broker:
+    """The flush is asynchronous, everything else as it is set. Timers of a real clock would come
+    more often the slower the counter is."""
+    return build_broker(
+        BrokerOptions(broker_name="b", listen_port=0),
+        StoreOptions(
+            store_path_root_dir=folder,
+            flush_disk_type="ASYNC_FLUSH",
+            mapped_file_size_commit_log=64 << 20,
+            max_hash_slot_num=100_000,
+            max_index_num=400_000,
+        ),
+        SocketOptions(),
+        dataclasses.replace(
+            real_env(),
+            clock=SimClock(loop),
+            random=random.Random(7),
+            offload=_at_once,
+            syncer=None,
+        ),
+    )
+
+
 def _broker(data: bytes, first: bytes = b"", *, held: bool = False) -> Iterator[Work]:
     """`data` arrives in one read every 0.1 ms of a time that passes only between the reads.
 
     With `held` a consumer waits for it, pulling anew each time.
-
-    The flush is asynchronous, everything else as it is set. Timers of a real clock would come more
-    often the slower the counter is.
     """
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         runner = stack.enter_context(asyncio.Runner(loop_factory=JumpLoop))
-        broker = build_broker(
-            BrokerOptions(broker_name="b", listen_port=0),
-            StoreOptions(
-                store_path_root_dir=str(folder),
-                flush_disk_type="ASYNC_FLUSH",
-                mapped_file_size_commit_log=64 << 20,
-                max_hash_slot_num=100_000,
-                max_index_num=400_000,
-            ),
-            SocketOptions(),
-            dataclasses.replace(
-                real_env(),
-                clock=SimClock(runner.get_loop()),
-                random=random.Random(7),
-                offload=_at_once,
-                syncer=None,
-            ),
-        )
+        broker = _built(folder, runner.get_loop())
         wire, waiting_wire = _Wire(), _Wire()
 
         async def begin() -> tuple[Any, Any]:

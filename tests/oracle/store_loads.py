@@ -29,14 +29,8 @@ def pending(port: int, history: History) -> None:
     send(port, sent)
 
 
-def special_messages(port: int, store: Path, history: History) -> None:
-    """Delayed, transactional, retried and dead messages, delivered and not."""
-    pending(port, history)
-    delayed = history.letter("Orders", 0, label="delayed")
-    delayed.properties["DELAY"] = "1"
-    send(port, delayed)
-    history.delivered.append(delayed)
-
+def transactions(port: int, history: History) -> None:
+    """One that is committed, one that is rolled back, one that stays open."""
     for decision in (8, 12, None):
         half = history.letter("Notes", 1, label=f"half {decision}")
         half.properties |= {"TRAN_MSG": "true", "PGROUP": "p_checker"}
@@ -60,6 +54,16 @@ def special_messages(port: int, store: Path, history: History) -> None:
         if decision == 8:
             half.sys_flag = 0
             history.delivered.append(half)
+
+
+def special_messages(port: int, store: Path, history: History) -> None:
+    """Delayed, transactional, retried and dead messages, delivered and not."""
+    pending(port, history)
+    delayed = history.letter("Orders", 0, label="delayed")
+    delayed.properties["DELAY"] = "1"
+    send(port, delayed)
+    history.delivered.append(delayed)
+    transactions(port, history)
 
     for level in ("1", "-1"):  # again in a second; at once among the dead
         back = history.acknowledged[7]

@@ -8,6 +8,23 @@ from peers.clients import Client, Consumer
 from tests.oracle.oracle_checks import Cluster, await_all, body
 
 
+def check_order(members: tuple[Consumer, ...], orphans: set[int]) -> None:
+    """New messages come in order over all members. Those of the killed member may come again,
+    as far as it had not reported them, but a member never goes back."""
+    lines = sorted(
+        (line for one in members for line in one.messages), key=lambda line: int(line["at_ms"])
+    )
+    assert all(int(body(line)) % 4 == line["queue_id"] for line in lines)
+    for queue_id in range(4):
+        offsets = [int(line["queue_offset"]) for line in lines if line["queue_id"] == queue_id]
+        assert list(dict.fromkeys(offsets)) == sorted(set(offsets))
+        if queue_id not in orphans:
+            assert len(offsets) == len(set(offsets)), "a message came twice"
+        for one in members:
+            mine = [line["queue_offset"] for line in one.messages if line["queue_id"] == queue_id]
+            assert all(earlier < later for earlier, later in itertools.pairwise(mine))
+
+
 def test_order_is_kept_when_members_join_and_die(
     java: Client, cluster: Cluster, topic: str, group: str
 ) -> None:
@@ -65,17 +82,4 @@ def test_order_is_kept_when_members_join_and_die(
             )
     assert received() == everything
     assert orphans
-    lines = sorted(
-        (line for one in trio for line in one.messages), key=lambda line: int(line["at_ms"])
-    )
-    assert all(int(body(line)) % 4 == line["queue_id"] for line in lines)
-    for queue_id in range(4):
-        # New messages come in order over all members. Those of the killed member may come again,
-        # as far as it had not reported them, but a member never goes back.
-        offsets = [int(line["queue_offset"]) for line in lines if line["queue_id"] == queue_id]
-        assert list(dict.fromkeys(offsets)) == sorted(set(offsets))
-        if queue_id not in orphans:
-            assert len(offsets) == len(set(offsets)), "a message came twice"
-        for one in trio:
-            mine = [line["queue_offset"] for line in one.messages if line["queue_id"] == queue_id]
-            assert all(earlier < later for earlier, later in itertools.pairwise(mine))
+    check_order(trio, orphans)
