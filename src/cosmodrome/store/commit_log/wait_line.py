@@ -4,6 +4,16 @@ Everybody stands in one line in the order of the log: the futures of slow sends,
 fast lane, delayed deliveries. When an end moves, those whose end is reached leave together, and
 each listener is called once with all of its own and one outcome.
 
+Four lists hold them. An entry is a plain tuple, because one is made for each send; its second field
+is a time of the loop:
+
+    for_written      wait for the write; never late (infinity)
+    _for_durable     wait for this disk; when they give up
+    _for_slave       wait for this disk and a slave; when they came
+    _without_slave   wait for this disk, and found no slave; when they came
+
+The last two keep when they came, because each wait of theirs has its own limit.
+
 Who waits for this disk and for a slave leaves when both are decided. Each is decided when its end
 is reached or its time is over; when both are late, the slave's status is the one to tell.
 
@@ -26,7 +36,7 @@ from cosmodrome.store.values import PutStatus
 
 Outcome = PutStatus | StoreUnwritable
 Listener = Callable[[list[Any], Outcome], None]  # called with those who leave
-Entry = tuple[int, float, Listener, Any]  # end in the log, deadline, listener, who waits
+Entry = tuple[int, float, Listener, Any]  # end in the log, time (see above), listener, who waits
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +46,8 @@ class WaitLine:
         """The times are for those who wait for a slave, or found none."""
         self.for_written: deque[Entry] = deque()
         self._for_durable: deque[Entry] = deque()
-        self._for_slave: deque[Entry] = deque()  # for both; when they came instead of a deadline
-        self._without_slave: deque[Entry] = deque()  # for this disk only; when they came
+        self._for_slave: deque[Entry] = deque()
+        self._without_slave: deque[Entry] = deque()
         self._disk_seconds = disk_seconds
         self._slave_seconds = slave_seconds
 
@@ -173,13 +183,13 @@ def _end_of(entry: Entry) -> int:
 
 def _join(line: deque[Entry], entry: Entry) -> None:
     """Behind all who wait for no more."""
-    end, deadline, listener, who = entry
+    end, time, listener, who = entry
     at = len(line)
     while at and line[at - 1][0] > end:
         at -= 1
     if at < len(line):
-        deadline = min(deadline, line[at][1])
-    line.insert(at, (end, deadline, listener, who))
+        time = min(time, line[at][1])
+    line.insert(at, (end, time, listener, who))
 
 
 def _reached(line: deque[Entry], end: int) -> list[Entry]:
