@@ -50,7 +50,7 @@ CASES = {
     "e2e": (5_000, ("ours", "java")),
 }
 NAMES = {"ours": "this client", "java": "Java 4.9.8", "cpp": "C++ (Python wheel)"}
-SAID = {
+TITLES = {
     "sync": f"send and wait, {TASKS} at once",
     "pipelined": f"send, {WINDOW} in flight",
     "auto-batched": f"send, batches make themselves ({AUTO_WINDOW} in flight)",
@@ -83,13 +83,13 @@ def ours(case: str, namesrv: str, topic: str, count: int, size: int) -> None:
 
 
 def _row(outcome: cosmo.Outcome) -> Row:
-    said = outcome.row()
+    figures = outcome.row()
     return {
         "messages": outcome.messages,
         "failed": outcome.failed,
         "seconds": outcome.seconds,
         "cpu_seconds": outcome.cpu_seconds,
-        **{name: said[name] for name in ("p50_ms", "p99_ms") if name in said},
+        **{name: figures[name] for name in ("p50_ms", "p99_ms") if name in figures},
     }
 
 
@@ -237,7 +237,7 @@ def render(rows: dict[tuple[str, str], list[Row]]) -> str:
             late = [f"{statistics.median(row[name] for row in found):.2f}" for name in names]
         failed = sum(row["failed"] for row in found)
         lines.append(
-            f"| {SAID[case]} | {NAMES[client]} | {cpu:.2f} | {rate:,.0f} | {late[0]} | {late[1]}"
+            f"| {TITLES[case]} | {NAMES[client]} | {cpu:.2f} | {rate:,.0f} | {late[0]} | {late[1]}"
             f" | {failed:.0f} |"
         )
     return "\n".join(lines)
@@ -248,9 +248,9 @@ def record(options: argparse.Namespace, text: str) -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
     ).stdout.strip()
-    said = "Java 4.9.7" if options.broker == "java" else "cosmodrome"
+    broker = "Java 4.9.7" if options.broker == "java" else "cosmodrome"
     head = (
-        f"### Clients with {said}, {options.flush}\n\n"
+        f"### Clients with {broker}, {options.flush}\n\n"
         f"Measured {stamp} at {commit}, {platform.machine()}, {os.cpu_count()} cores, load average"
         f" {os.getloadavg()[1]:.1f} at the end, {SIZE} B.\n"
         f"Command: `.venv/bin/python -m bench.client {' '.join(sys.argv[1:])}`.\n\n"

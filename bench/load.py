@@ -44,7 +44,7 @@ class Generator:
             "warmup": f"{warm_s}{unit}",
             **load,
         }
-        return self._said(target, _run(self._command, words, dash, seconds + warm_s))
+        return self._report_errors(target, _run(self._command, words, dash, seconds + warm_s))
 
     def run_freely(self, port: int, load: Mapping[str, object], seconds: float) -> Sample:
         """Like `run`, on any core, and nobody's CPU is counted."""
@@ -58,9 +58,9 @@ class Generator:
     ) -> Sample:
         """One of our own generators, which takes `took_s` at most."""
         words = {"addr": target.address, **load}
-        return self._said(target, _run([sys.executable, "-m", name], words, "--", took_s))
+        return self._report_errors(target, _run([sys.executable, "-m", name], words, "--", took_s))
 
-    def _said(self, target: Target, sample: Sample) -> Sample:
+    def _report_errors(self, target: Target, sample: Sample) -> Sample:
         if sample.get("errors"):
             first = sample.get("first_error") or "no word of it"
             print(f"{sample['errors']} errors of {target.name}: {first}", file=sys.stderr)

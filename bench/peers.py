@@ -193,8 +193,8 @@ def _java(brokers: Brokers, generator: Generator) -> Iterator[Peer]:
 
 def _kafka(folder: Path, stack: contextlib.ExitStack) -> Iterator[Peer]:
     # A halted node must not find itself dead when it wakes.
-    patience = {"broker.session.timeout.ms": "3600000"}
-    node = KafkaNode(folder, partitions=QUEUES, heap=JAVA_HEAP, settings=patience)
+    long_session = {"broker.session.timeout.ms": "3600000"}
+    node = KafkaNode(folder, partitions=QUEUES, heap=JAVA_HEAP, settings=long_session)
     node.start(START_TIMEOUT_S)
     stack.callback(node.stop)
     target = _settled("kafka", node.port, node.pid, stack)

@@ -160,12 +160,12 @@ def rows_of(
     shares = {kind: _shares(name, kind, found) for kind in KINDS}
     for role in ROLES:
         ours, java = (found[name, role, kind] for kind in KINDS)
-        said, wrong = f"{role}, {flush}, send 1 KiB, {name}", errors(ours, java)
+        load, wrong = f"{role}, {flush}, send 1 KiB, {name}", errors(ours, java)
         behind = "slave behind by MB " + _both(ours, java, BEHIND)
         rates = "msg/s " + _both(ours, java, "tps")
         rows += [
             Row(
-                f"{said}, both processes",
+                f"{load}, both processes",
                 "CPU-µs/msg",
                 values(ours, CPU),
                 values(java, CPU),
@@ -174,7 +174,7 @@ def rows_of(
                 note=f"{rates}, {behind}",
             ),
             Row(
-                f"{said}, p99",
+                f"{load}, p99",
                 "µs",
                 values(ours, "p99_us"),
                 values(java, "p99_us"),

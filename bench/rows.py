@@ -22,7 +22,7 @@ from bench.verdict import Row, Sample, errors, figure, median, values
 
 Load = Mapping[str, object]
 CPU = "srv_cpu_us_msg"
-CPU_SAID = "CPU-µs/msg"
+CPU_UNIT = "CPU-µs/msg"
 
 SMALL: Load = {"op": "send", "topic": "Small", "conns": 8, "window": 16, "size": 128}
 SENDS: dict[str, tuple[Load, float]] = {
@@ -36,8 +36,8 @@ FLOOR = ("send 128 B, 8 × 16", "send 128 B, 8 × 256")
 ALONE = "send 128 B, 1 × 1"
 PULL: Load = {"op": "pull", "conns": 8, "window": 8}
 PULLS: dict[str, tuple[Load, float]] = {
-    f"pull 32 × {said}": ({**PULL, "topic": f"Pull{size}0000", "size": size}, 4)
-    for said, size in (("1 KiB", 1024), ("128 B", 128))
+    f"pull 32 × {title}": ({**PULL, "topic": f"Pull{size}0000", "size": size}, 4)
+    for title, size in (("1 KiB", 1024), ("128 B", 128))
 }
 FILL_BATCHES = 6_000  # of 32 messages
 POLL_RATES = (1_000, 10_000)
@@ -201,7 +201,7 @@ def workers(bench: Bench) -> list[Row]:
     (one, one_cpu), (two, two_cpu) = (zip(*seen[count], strict=True) for count in (1, 2))
     return [
         Row(name, "msg/s", two, one, more=True, errors=wrong, note=note),
-        Row(name, CPU_SAID, two_cpu, one_cpu, errors=wrong, note=note),
+        Row(name, CPU_UNIT, two_cpu, one_cpu, errors=wrong, note=note),
     ]
 
 
@@ -251,9 +251,11 @@ def latency(bench: Bench) -> list[Row]:
         wanted = float(str(load["rate"]))
         note = "" if min(rates) > 0.95 * wanted else "only " + _both(rates) + " msg/s"
         first = 4.0 if "poll" in name else None
-        for key, said, times in (("p50_us", "p50", first), ("p99_us", "p99", 1.0)):
+        for key, title, times in (("p50_us", "p50", first), ("p99_us", "p99", 1.0)):
             rows.append(
-                _row(f"{name}, {said}", "µs", key, ours, java, times=times, errors=wrong, note=note)
+                _row(
+                    f"{name}, {title}", "µs", key, ours, java, times=times, errors=wrong, note=note
+                )
             )
         rows.append(
             _row(f"{name}, p99.9", "µs", "p999_us", ours, java, times=1.0, errors=wrong, note=note)
@@ -276,10 +278,10 @@ def sync(bench: Bench) -> list[Row]:
     for name, (_, times) in SYNC_BARS.items():
         ours, java = found[name, "ours"], found[name, "java"]
         note = "CPU-µs/msg " + _both([median(values(of, CPU)) for of in (ours, java)])
-        said = f"SYNC_FLUSH, send 1 KiB, {name} in flight"
+        title = f"SYNC_FLUSH, send 1 KiB, {name} in flight"
         wrong = errors(ours, java)
         rows.append(
-            _row(said, "msg/s", "tps", ours, java, True, times=times, errors=wrong, note=note)
+            _row(title, "msg/s", "tps", ours, java, True, times=times, errors=wrong, note=note)
         )
     defaults = [pair[0], bench.brokers.get("java", ASYNC)]
     bench.warm(defaults, large, 0.6)
@@ -324,12 +326,12 @@ def topics(bench: Bench) -> list[Row]:
             keeps[name] = [
                 one / cpu * 100 if cpu else 0 for cpu in values(found[places, name], CPU)
             ]
-        said = f"{places[0]:,} topics of {places[1]:,} queues"
+        title = f"{places[0]:,} topics of {places[1]:,} queues"
         note = "CPU-µs/msg " + _both([median(values(of, CPU)) for of in (ours, java)])
         note += ", msg/s " + _both([median(values(of, "tps")) for of in (ours, java)])
         rows.append(
             Row(
-                said,
+                title,
                 "% of one topic",
                 keeps["ours"],
                 keeps["java"],
@@ -372,7 +374,7 @@ def delays(bench: Bench) -> list[Row]:
             errors=wrong,
             note=note,
         ),
-        _row(name, CPU_SAID, CPU, ours, java, errors=wrong),
+        _row(name, CPU_UNIT, CPU, ours, java, errors=wrong),
     ]
 
 
@@ -433,7 +435,7 @@ def _cpu_row(
     note = "msg/s " + _both([median(values(of, "tps")) for of in (ours, other)])
     note += ", p99 µs " + _both([median(values(of, "p99_us")) for of in (ours, other)])
     wrong = errors(ours, other)
-    return _row(name, CPU_SAID, CPU, ours, other, times=times, errors=wrong, note=note)
+    return _row(name, CPU_UNIT, CPU, ours, other, times=times, errors=wrong, note=note)
 
 
 def _both(figures: Sequence[float]) -> str:

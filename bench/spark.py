@@ -319,7 +319,7 @@ def scan_table(rows: Rows, messages: int, size: int) -> str:
         "| scan | Kafka CPU-µs/msg | ours CPU-µs/msg | ratio | bar | Kafka MiB/s | ours MiB/s |",
         "|---|---|---|---|---|---|---|",
     ]
-    for case, said in {**SCANS, "fresh": FRESH}.items():
+    for case, name in {**SCANS, "fresh": FRESH}.items():
         if (case, SIDES[0]) not in rows or (case, SIDES[1]) not in rows:
             continue
         cpu, rate = {}, {}
@@ -329,7 +329,7 @@ def scan_table(rows: Rows, messages: int, size: int) -> str:
             rate[side] = median([messages * size / row["seconds"] / 2**20 for row in found])
         bar = BARS.get(case)
         lines.append(
-            f"| {said} | {cpu['kafka']:.2f} | {cpu['ours']:.2f}"
+            f"| {name} | {cpu['kafka']:.2f} | {cpu['ours']:.2f}"
             f" | {cpu['ours'] / cpu['kafka']:.2f} | {f'≤ {bar}' if bar else ''}"
             f" | {rate['kafka']:,.0f} | {rate['ours']:,.0f} |"
         )
@@ -368,8 +368,8 @@ def core_table(rows: Rows, decode_mb: float | None) -> str:
     found = rows.get(("offline", "ours"), [])
     if found:
         speed = median([row["bytes"] / row["cpu_seconds"] / 1e6 for row in found])
-        said = f"store of {found[0]['bytes'] / 2**30:.2f} GiB without its broker, to noop"
-        lines.append(f"| {said} | {speed:,.0f} | ≥ {OFFLINE_BAR} |")
+        name = f"store of {found[0]['bytes'] / 2**30:.2f} GiB without its broker, to noop"
+        lines.append(f"| {name} | {speed:,.0f} | ≥ {OFFLINE_BAR} |")
     if decode_mb is not None:
         lines.append(f"| decode loop with CRC, alone | {decode_mb:,.0f} | ≥ {DECODE_BAR} |")
     return "\n".join(lines)

@@ -72,15 +72,15 @@ class Row:
 
     @property
     def bar(self) -> str:
-        said = [] if self.times is None else [f"≥ {self.times:g} ×"]
+        bars = [] if self.times is None else [f"≥ {self.times:g} ×"]
         if self.limit is not None:
-            said.append(f"{'≥' if self.more else '≤'} {self.limit:,g}")
-        return ", ".join(said)
+            bars.append(f"{'≥' if self.more else '≤'} {self.limit:,g}")
+        return ", ".join(bars)
 
     @property
     def verdict(self) -> str:
-        said = {None: "", True: "pass", False: "**fail**"}[self.passed]
-        return f"{said} ({self.errors} errors)".strip() if self.errors else said
+        word = {None: "", True: "pass", False: "**fail**"}[self.passed]
+        return f"{word} ({self.errors} errors)".strip() if self.errors else word
 
 
 def figure(value: float) -> str:
@@ -135,7 +135,7 @@ def trend_line(date: str, commit: str, rows: Iterable[Row]) -> str:
 
 def changes(trend: str, rows: Sequence[Row], share: float = 0.15) -> list[str]:
     """Ratios that moved by more than `share` since a line of the trend last had them."""
-    said = []
+    moved = []
     lines = [json.loads(line) for line in trend.splitlines() if line.strip()]
     for row in rows:
         key = f"{row.name}, {row.unit}"
@@ -145,5 +145,5 @@ def changes(trend: str, rows: Sequence[Row], share: float = 0.15) -> list[str]:
         ours, peer = last["rows"][key]
         was = ours / peer if row.more else peer / ours
         if abs(row.ratio / was - 1) > share:
-            said.append(f"{key}: {was:.2f} × at {last['commit']}, now {row.ratio:.2f} ×")
-    return said
+            moved.append(f"{key}: {was:.2f} × at {last['commit']}, now {row.ratio:.2f} ×")
+    return moved

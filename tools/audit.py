@@ -28,9 +28,9 @@ UNCHECKED = (
 )
 
 
-def verdict(lock: str, code: int, said: str) -> str:
+def verdict(lock: str, code: int, output: str) -> str:
     """Empty when the lock is clean; else what is wrong."""
-    if any(word in said for word in UNCHECKED):
+    if any(word in output for word in UNCHECKED):
         return (
             f"{lock}: the database of vulnerabilities cannot be reached, or does not know all of"
             " these; this is no clean result. Try again where the network lets you"
@@ -46,15 +46,15 @@ def run(*command: str) -> tuple[int, str]:
 def main() -> None:
     if not (FOLDER / "bin" / "pip-audit").exists():
         venv.create(FOLDER, with_pip=True)
-        code, said = run(str(FOLDER / "bin" / "pip"), "install", "-q", "pip-audit")
+        code, output = run(str(FOLDER / "bin" / "pip"), "install", "-q", "pip-audit")
         if code:
-            sys.exit(f"pip-audit cannot be installed; nothing was checked\n{said[-500:]}")
+            sys.exit(f"pip-audit cannot be installed; nothing was checked\n{output[-500:]}")
     wrong = []
     for lock in LOCKS:
         command = [str(FOLDER / "bin" / "pip-audit"), "--require-hashes", "--disable-pip"]
-        code, said = run(*command, "-r", lock)
-        print(said[-2000:])
-        wrong.append(verdict(lock, code, said))
+        code, output = run(*command, "-r", lock)
+        print(output[-2000:])
+        wrong.append(verdict(lock, code, output))
     if any(wrong):
         sys.exit("\n".join(filter(None, wrong)))
 

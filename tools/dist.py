@@ -215,9 +215,9 @@ def check_runs(trial: Trial, folder: Path, env: Mapping[str, str]) -> None:
     if f"core         {trial.core}" not in node.process.log_tail():
         sys.exit(f"cosmo up does not say that its core is {trial.core}")
     note = "not loaded (it is not built): everything works, slowly"
-    said = run(cosmo, "doctor", "--offline", "-o", "json", env=env, cwd=folder)
-    if (note in said) is not (trial.core == "pure"):
-        sys.exit(f"cosmo doctor says otherwise:\n{said}")
+    findings = run(cosmo, "doctor", "--offline", "-o", "json", env=env, cwd=folder)
+    if (note in findings) is not (trial.core == "pure"):
+        sys.exit(f"cosmo doctor says otherwise:\n{findings}")
 
 
 def digests(*artefacts: Path) -> dict[str, str]:

@@ -69,7 +69,7 @@ class Node(AsyncLifecycle):
         _check(self._settings)
         self._env = env
         self._tls = Tls(self._chosen(TlsOptions), env)
-        self._given = data
+        self._data = data
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._nameserver: NameServer | None = None
         self._broker: Broker | None = None
@@ -99,14 +99,14 @@ class Node(AsyncLifecycle):
 
     @property
     def _root(self) -> str:
-        if self._given is not None:
-            return self._given
+        if self._data is not None:
+            return self._data
         assert self._temporary is not None
         return self._temporary.name
 
     async def start(self) -> None:
         """Ready for clients when this returns: the broker's topics are in the routes."""
-        if self._given is None and self._temporary is None:
+        if self._data is None and self._temporary is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="cosmodrome-")
         try:
             await self._tls.start()

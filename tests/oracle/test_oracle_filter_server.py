@@ -51,14 +51,14 @@ class FilterServer:
         )
 
     def start(self) -> None:
-        seen = self._said().count(" is ready on ")
+        seen = self._log_text().count(" is ready on ")
         self.process.start()
         self.process.wait_until(
-            lambda: accepts(self.port) and self._said().count(" is ready on ") > seen, 30
+            lambda: accepts(self.port) and self._log_text().count(" is ready on ") > seen, 30
         )
         time.sleep(0.5)  # until the name server has heard of it
 
-    def _said(self) -> str:
+    def _log_text(self) -> str:
         return self.process.log.read_text() if self.process.log.exists() else ""
 
 

@@ -86,14 +86,14 @@ class Driver:
     def wait(self, happened: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while not happened():
-            assert self._child.poll() is None, f"ended before {what}:\n{self._said()}"
-            assert time.monotonic() < deadline, f"no {what}:\n{self._said()}"
+            assert self._child.poll() is None, f"ended before {what}:\n{self._log_tail()}"
+            assert time.monotonic() < deadline, f"no {what}:\n{self._log_tail()}"
             time.sleep(0.02)
 
     def finish(self) -> None:
-        assert self._child.wait(DEADLINE_S) == 0, self._said()
+        assert self._child.wait(DEADLINE_S) == 0, self._log_tail()
 
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
         return self._log.read_text(errors="replace")[-4_000:]
 
 

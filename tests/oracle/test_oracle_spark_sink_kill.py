@@ -91,7 +91,7 @@ class Sink:
         self.child.wait(30)
 
     def finish(self) -> None:
-        assert self.child.wait(DEADLINE_S) == 0, self._said()
+        assert self.child.wait(DEADLINE_S) == 0, self._log_tail()
 
     def wait_for_rows(self, more: int) -> None:
         """Until so many rows came since now, in the middle of a micro-batch most likely."""
@@ -101,11 +101,11 @@ class Sink:
     def wait(self, happened: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while not happened():
-            assert self.child.poll() is None, f"ended before {what}:\n{self._said()}"
-            assert time.monotonic() < deadline, f"no {what}:\n{self._said()}"
+            assert self.child.poll() is None, f"ended before {what}:\n{self._log_tail()}"
+            assert time.monotonic() < deadline, f"no {what}:\n{self._log_tail()}"
             time.sleep(0.02)
 
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
         return self._log.read_text(errors="replace")[-3_000:]
 
 

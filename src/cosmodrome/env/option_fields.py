@@ -31,5 +31,5 @@ def described(
 ) -> Meta:
     """A number that is `live` needs both bounds; what is `secret` is never shown."""
     marks = {"live": bool(live), "dangerous": live == DANGEROUS, "secret": secret}
-    extra = {name: True for name, given in marks.items() if given}
+    extra = {name: True for name, marked in marks.items() if marked}
     return Meta(description=text, ge=least, le=most, extra=extra or None)

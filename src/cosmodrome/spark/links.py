@@ -106,7 +106,7 @@ def give_back(address: str, connection: Connection, link: PlainConnection) -> No
 
 
 def close_all() -> None:
-    """Close what waits for its next use."""
+    """Close what waits for its next use. For tests: a process of Spark ends with its links."""
     _pool.close()
 
 

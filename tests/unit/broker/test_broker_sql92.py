@@ -16,6 +16,7 @@ from cosmodrome.broker.receive.consume import COMPARISONS_PER_READ
 from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code, Refused
+from cosmodrome.layout import PULL_SUSPEND
 from cosmodrome.transport.channel import Channel
 from cosmodrome.wire import bodies, commands
 from cosmodrome.wire.commands.consume import PullReply
@@ -23,7 +24,6 @@ from cosmodrome.wire.message import format_properties
 from cosmodrome.wire.record import iter_records
 
 INLINE = 4
-HOLD = 2
 
 
 class Node:
@@ -150,7 +150,7 @@ async def test_only_matching_messages_are_delivered(
 async def test_a_held_pull_waits_for_a_message_it_wants(node: Node) -> None:
     await some_letters(node)
     await node.subscribe("a = 42")
-    held = asyncio.create_task(node.pull(7, sys_flag=HOLD, suspend_timeout_millis=60_000))
+    held = asyncio.create_task(node.pull(7, sys_flag=PULL_SUSPEND, suspend_timeout_millis=60_000))
     for n in range(5):
         await node.send(a=str(n))
     await asyncio.sleep(0.05)
@@ -177,7 +177,7 @@ async def test_a_long_expression_tests_few_messages_per_pull(node: Node) -> None
 async def test_at_the_deadline_unwanted_messages_are_passed_over(node: Node) -> None:
     await some_letters(node)
     await node.subscribe("a = 42")
-    held = asyncio.create_task(node.pull(7, sys_flag=HOLD, suspend_timeout_millis=1500))
+    held = asyncio.create_task(node.pull(7, sys_flag=PULL_SUSPEND, suspend_timeout_millis=1500))
     await asyncio.sleep(0.02)
     await node.send(a="1")
     await node.send(a="2")
@@ -191,7 +191,7 @@ async def test_a_filter_that_changes_while_a_pull_waits_is_applied_from_its_star
 ) -> None:
     await some_letters(node)
     await node.subscribe("a = 42")
-    held = asyncio.create_task(node.pull(7, sys_flag=HOLD, suspend_timeout_millis=2000))
+    held = asyncio.create_task(node.pull(7, sys_flag=PULL_SUSPEND, suspend_timeout_millis=2000))
     await asyncio.sleep(0.02)
     await node.send(body=b"one", a="1")
     await node.subscribe("a = 1", version=2)

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 
 from cosmodrome.broker.foundation import Foundation
 from cosmodrome.broker.later.delivery import stored_record
+from cosmodrome.broker.later.delivery_progress import STOP_POLLS_MAX, SYNC_POLL_SECONDS
 from cosmodrome.broker.later.halves import (
     QUEUE_ID,
     TRANSACTION_GROUP,
@@ -64,8 +65,6 @@ EARLY_MAX = 1 << 20
 BATCH_COUNT = 256
 BATCH_BYTES = 4 << 20
 PRODUCERS_TRIED_MAX = 3
-SYNC_POLL_SECONDS = 0.1
-STOP_POLLS_MAX = 20
 
 
 class Verdict(enum.Enum):

@@ -16,6 +16,7 @@ from cosmodrome.env.background import Background
 from cosmodrome.env.base import Env
 from cosmodrome.store.store import Store
 
+# Whoever saves offsets waits for the log like this; a stop waits for so many looks at most.
 SYNC_POLL_SECONDS = 0.1
 STOP_POLLS_MAX = 20
 

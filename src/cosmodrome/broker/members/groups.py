@@ -179,7 +179,7 @@ class Groups:
 
     @GetAllSubscriptiongroupConfig.handler
     async def get_all(self, ask: GetAllSubscriptiongroupConfig, call: Call) -> Reply:
-        return Reply(body=await self._table.told())
+        return Reply(body=await self._table.reply_body())
 
     @GetSubscriptiongroupConfig.handler
     def get_one(self, ask: GetSubscriptiongroupConfig, call: Call) -> Reply:

@@ -103,7 +103,7 @@ class OffsetTable:
 
     def pieces(self) -> Iterator[bytes]:
         """All rows in upstream's dialect, each piece with about `PIECE_QUEUES` queues. A row that
-        changes meanwhile is told as it is when its turn comes."""
+        changes meanwhile is written as it is when its turn comes."""
         text: list[str] = []
         left = PIECE_QUEUES
         comma = "{"

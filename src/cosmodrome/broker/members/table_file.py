@@ -239,7 +239,7 @@ class VersionedTable(Generic[Row]):
         self._unknown: Document = {}
         self._unknown_rows: dict[str, Document] = {}
         self._measured = self._measured_bytes = 0  # how many rows, and what they take
-        self._telling = asyncio.Lock()
+        self._encoding = asyncio.Lock()
 
     @property
     def version(self) -> DataVersion:
@@ -292,11 +292,13 @@ class VersionedTable(Generic[Row]):
         self._file.save_soon()
         self.changes.fire(names)
 
-    async def told(self) -> bytes:
-        """The table as the answer of a request, written a few rows at a time. A row that changes
-        meanwhile is told as it is when its turn comes; the version says that there is a newer one.
+    async def reply_body(self) -> bytes:
+        """The table as the answer of a request, written a few rows at a time.
+
+        A row that changes meanwhile is written as it is when its turn comes; the version says that
+        there is a newer one.
         """
-        async with self._telling:  # one answer at a time is in the making
+        async with self._encoding:  # one answer at a time is in the making
             version = msgspec.json.encode(self.version)
             parts = []
             names = list(self.rows)

@@ -292,7 +292,7 @@ class Topics:
 
     @GetAllTopicConfig.handler
     async def get_all(self, ask: GetAllTopicConfig, call: Call) -> Reply:
-        return Reply(body=await self._table.told())
+        return Reply(body=await self._table.reply_body())
 
     @GetTopicConfig.handler
     def get_one(self, ask: GetTopicConfig, call: Call) -> Reply:

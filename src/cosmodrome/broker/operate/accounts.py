@@ -110,7 +110,7 @@ class AccountChanges:
 
 def _changes(ask: UpdateAndCreateAclConfig) -> dict[str, Any]:
     """What is to be different, as the account file has it."""
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "secretKey": ask.secret_key,
         "whiteRemoteAddress": ask.white_remote_address,
         "admin": ask.admin,
@@ -120,7 +120,7 @@ def _changes(ask: UpdateAndCreateAclConfig) -> dict[str, Any]:
         "topicPerms": None if ask.topic_perms is None else _items(ask.topic_perms),
         "groupPerms": None if ask.group_perms is None else _items(ask.group_perms),
     }
-    return {key: value for key, value in given.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _info(account: Account) -> AccountInfo:
