@@ -151,3 +151,21 @@ LANE_HOLD = 5  # a pull that waits for messages
 # A broker that speaks our own stream says so among its runtime figures.
 HA_STREAM_KEY = "haStream"
 HA_STREAM = "cosmodrome-1"
+# Settings that a master and its slaves must have in common. They are runtime figures too, under
+# this prefix, because peers may read those but not the configuration.
+SETTING_FIGURE = "setting_"
+PAIR_SETTINGS = frozenset(
+    (
+        "autoCreateTopicEnable",
+        "brokerClusterName",
+        "deleteWhen",
+        "fileReservedTime",
+        "flushDiskType",
+        "mappedFileSizeCommitLog",
+        "maxMessageSize",
+        "messageDelayLevel",
+        "timerMaxDelaySec",
+        "transactionCheckMax",
+        "transactionTimeOut",
+    )
+)

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.unit.access.access_kit import FILE as ACCOUNTS
+from tests.unit.access.access_kit import SECRETS
 from tests.unit.broker.broker_pair_kit import Member, Pair, pair, until
 from tests.unit.broker.metrics_kit import Scrape
 from tests.unit.cli.operating_kit import Done
@@ -23,7 +25,7 @@ from cosmodrome.wire.commands.broker import GetBrokerHaStatus, GetBrokerRuntimeI
 from cosmodrome.wire.report_bodies import HARuntimeInfo
 
 
-async def shell(it: Pair, *words: str) -> Done:
+async def shell(it: Pair, *words: str, **environment: str) -> Done:
     """A command in a process of its own: the brokers go on."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -35,7 +37,7 @@ async def shell(it: Pair, *words: str) -> Done:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "COSMO_NAMESRV": it.namesrv, "NO_COLOR": "1"},
+        env={**os.environ, "COSMO_NAMESRV": it.namesrv, "NO_COLOR": "1", **environment},
     )
     out, err = await process.communicate()
     return Done(process.returncode or 0, out.decode(), err.decode())
@@ -80,6 +82,31 @@ async def test_a_pair_in_step(tmp_path: Path) -> None:
         found = await checks(it)
         codes = ("replication", "pair clock", "pair version", "pair settings")
         assert {found[code, "pair/1"]["status"] for code in codes} == {"ok"}, found
+
+
+async def test_peers_compare_settings_and_others_see_that_nothing_is_shown(tmp_path: Path) -> None:
+    accounts = tmp_path / "accounts.yml"
+    accounts.write_text(ACCOUNTS)
+    peer = {"COSMO_ACCESS_KEY": "the-slave", "COSMO_SECRET_KEY": SECRETS["the-slave"].decode()}
+    async with pair(tmp_path, acl_enable=True, acl_file=str(accounts)) as it:
+        assert (await shell(it, "broker", "config", "get", **peer)).code == 5  # administrators only
+        done = await shell(it, "check", "-o", "json", **peer)
+        found = {(row["check"], row["subject"]): row for row in json.loads(done.out)}
+        assert found["pair settings", "pair/1"]["status"] == "ok", found
+        await it.slave.stop()
+        await it.slave.start(message_delay_level="1s 2s")
+        await until(lambda: it.slave.in_step)
+        done = await shell(it, "check", "-o", "json", **peer)
+        found = {(row["check"], row["subject"]): row for row in json.loads(done.out)}
+        assert "messageDelayLevel is 1s 2s" in found["pair settings", "pair/1"]["says"]
+
+        rows, done = await status(it)
+        assert [row["state"] for row in rows.values()] == ["not shown"] * 2
+        assert done.code == 5 and "has no credentials" in done.err
+        found = await checks(it)
+        for who in ("pair", "pair/1"):
+            assert found["broker", who]["status"] == "unknown"
+            assert "administrator" in found["broker", who]["next_step"]
 
 
 async def test_metrics_of_a_pair(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ import pytest
 from tests.unit.cli.operating_kit import cosmo, ghost, in_all_forms, rows, table
 
 from cosmodrome import blocking
-from cosmodrome.cli.operate.cluster import rows_of
+from cosmodrome.cli.operate.cluster import complain, rows_of
 from cosmodrome.cli.operate.server_settings import MASK, masked
+from cosmodrome.cli.support.exits import PartlyDone
 from cosmodrome.cli.support.output import UNKNOWN
-from cosmodrome.client.operate.pairs import BrokerSeen, Pair, Standing
+from cosmodrome.client.operate.pairs import BrokerSeen, Pair, Standing, pair_of
 from cosmodrome.client.values import Message
+from cosmodrome.errors import AccessDenied
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +143,15 @@ def test_rows_of_a_pair() -> None:
     assert (slave["last_contact_s"], slave["copied_percent"]) == (0.5, 41.0)
     assert (stranger["address"], stranger["lag_bytes"]) == ("z:9", UNKNOWN)
     assert "id" not in stranger
+
+
+def test_one_that_shows_nothing_beside_one_that_does() -> None:
+    up = BrokerSeen("c", "b", 0, "x:1", {}, None)
+    hidden = BrokerSeen("c", "b", 1, "y:1", AccessDenied("list me"), None)
+    with pytest.raises(PartlyDone, match=r"not shown to this machine: b/1: .*list me"):
+        complain([pair_of("b", [up, hidden])])
+    with pytest.raises(AccessDenied, match="list me"):
+        complain([pair_of("b", [hidden])])
 
 
 def test_an_unknown_cluster_is_not_found(namesrv: str) -> None:

@@ -109,7 +109,10 @@ def test_a_terminal_waits_for_a_cluster_that_is_not_there() -> None:
 # --- the screen ------------------------------------------------------------------------------
 
 SEEN = Overview(
-    [BrokerLine("c", "broker-a", 0, "127.0.0.1:10911", {}), BrokerLine("c", "b", 1, "x:1", None)],
+    [
+        BrokerLine("c", "broker-a", 0, "127.0.0.1:10911", {}),
+        BrokerLine("c", "b", 1, "x:1", None, "silent"),
+    ],
     [TopicLine(f"topic-{number:02}", 1.0, None, 0) for number in range(30)],
     [GroupLine(f"group-{number:02}", 1, 1.0, 5, 1500) for number in range(30)],
     0,

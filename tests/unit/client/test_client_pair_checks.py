@@ -17,6 +17,7 @@ from cosmodrome.env.config import describe
 from cosmodrome.env.options import BrokerOptions, StoreOptions
 from cosmodrome.errors import CosmodromeError, Unreachable
 from cosmodrome.findings import Finding, Severity
+from cosmodrome.layout import PAIR_SETTINGS
 from cosmodrome.wire.report_bodies import (
     HAClientRuntimeInfo,
     HAConnectionRuntimeInfo,
@@ -84,6 +85,7 @@ def test_a_pair_in_order() -> None:
 def test_the_settings_that_must_agree_exist() -> None:
     known = {row[0] for group in (BrokerOptions, StoreOptions) for row in describe(group)}
     assert SETTINGS.keys() <= known
+    assert SETTINGS.keys() == PAIR_SETTINGS  # so peers may compare all of them
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,9 @@ def test_settings_that_differ(key: str, severity: Severity) -> None:
 
 def test_settings_that_nobody_tells() -> None:
     silent = Member(member().seen, {}, 0.0)
-    assert found(master(), silent)["pair settings"].severity is Severity.UNKNOWN
+    check = found(master(), silent)["pair settings"]
+    assert check.severity is Severity.UNKNOWN
+    assert "by b/1" in check.sentence and "peerAddresses" in check.remedy
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cosmodrome.client.operate.pairs import BrokerSeen, Pair, Standing, pair_of
-from cosmodrome.errors import Unreachable
+from cosmodrome.errors import AccessDenied, Unreachable
 from cosmodrome.wire.report_bodies import (
     HAClientRuntimeInfo,
     HAConnectionRuntimeInfo,
@@ -146,6 +146,18 @@ def test_a_slave_that_does_not_answer_has_the_lag_that_its_master_sees() -> None
     gone = BrokerSeen("c", "b", 1, f"{SLAVE_HOST}:1", Unreachable("away"), None)
     found = standing(pair_of("b", [master(ours("b:1")), gone]))
     assert (found.state, found.lag_bytes, found.silent_s) == ("silent", 7, 0.1)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_who_shows_nothing_is_not_called_silent(number: int) -> None:
+    refusal = AccessDenied("add 10.0.0.5 to peerAddresses")
+    hidden = BrokerSeen("c", "b", number, "x:1", refusal, None)
+    found = standing(pair_of("b", [hidden]), number)
+    assert (found.state, found.good) == ("not shown", False)
+    assert "add 10.0.0.5 to peerAddresses" in found.why
+    if number:  # its master knows the rest
+        found = standing(pair_of("b", [master(ours("b:1")), hidden]))
+        assert (found.state, found.lag_bytes, found.silent_s) == ("not shown", 7, 0.1)
 
 
 def test_a_slave_of_a_slave_has_no_link_to_the_master() -> None:

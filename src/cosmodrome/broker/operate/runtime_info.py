@@ -19,7 +19,8 @@ from cosmodrome.broker.foundation import Foundation
 from cosmodrome.broker.receive.consume import Consume
 from cosmodrome.env.background import Background
 from cosmodrome.env.base import DiskUsage
-from cosmodrome.layout import HA_STREAM, HA_STREAM_KEY
+from cosmodrome.env.reload import fields_of, shown
+from cosmodrome.layout import HA_STREAM, HA_STREAM_KEY, PAIR_SETTINGS, SETTING_FIGURE
 from cosmodrome.store.store import StoreFacts
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import KVTable
@@ -76,6 +77,7 @@ class RuntimeInfo:
         each_second: Callable[[], None] = lambda: None,
     ) -> None:
         self._options = base.options
+        self._store_options = base.store_options
         self._log_path = base.log_dir
         self._env = base.env
         self._store = base.store
@@ -144,6 +146,7 @@ class RuntimeInfo:
             **self._days(facts),
             **self._disk_figures(facts, usage),
             **self._figures(),
+            **self._pair_settings(),
             "bootTimestamp": str(self._boot_ms),
             "nowTimestamp": str(self._env.clock.now_ms()),
             "runtime": _runtime((self._env.clock.now_ms() - self._boot_ms) // 1000),
@@ -216,6 +219,14 @@ class RuntimeInfo:
                 max(0, facts.written_offset - facts.flushed_offset)
             ),
             "remainTransientStoreBufferNumbs": str(NO_STORE_POOL),
+        }
+
+    def _pair_settings(self) -> dict[str, str]:
+        return {
+            SETTING_FIGURE + field.encode_name: shown(field, getattr(group, field.name))
+            for group in (self._options, self._store_options)
+            for field in fields_of(type(group))
+            if field.encode_name in PAIR_SETTINGS
         }
 
     # --- inside -----------------------------------------------------------------------------

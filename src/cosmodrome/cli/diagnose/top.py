@@ -246,7 +246,7 @@ def _broker(line: BrokerLine) -> dict[str, object]:
     }
     if line.runtime is None:
         unknown: Sequence[str] = ("in_per_s", "out_per_s", "disk_used_percent", "version")
-        return {**row, "state": "silent", **dict.fromkeys(unknown, UNKNOWN)}
+        return {**row, "state": line.state, **dict.fromkeys(unknown, UNKNOWN)}
     values = figures(line.runtime)
     return {**row, "state": line.state, **{name: values[name] for name in values if name in _NAMES}}
 

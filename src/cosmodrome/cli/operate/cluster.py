@@ -13,7 +13,7 @@ from cosmodrome.cli.support.output import UNKNOWN, Column, Time, output_option, 
 from cosmodrome.client.operate.admin import Admin
 from cosmodrome.client.operate.fleet import NoBrokers
 from cosmodrome.client.operate.pairs import BrokerSeen, Pair, Standing, look
-from cosmodrome.errors import CosmodromeError, Unreachable
+from cosmodrome.errors import CosmodromeError, Refused, Unreachable
 
 STATUS = (
     Column("cluster"),
@@ -69,7 +69,7 @@ async def status(admin: Admin, cluster: str | None, output: str) -> None:
         for column in STATUS
     ]
     show(output, columns, [row for pair in pairs for row in rows_of(pair)])
-    _complain(pairs)
+    complain(pairs)
 
 
 def rows_of(pair: Pair) -> Iterator[dict[str, object]]:
@@ -115,14 +115,18 @@ def _role(seen: BrokerSeen) -> object:
     return told or UNKNOWN
 
 
-def _complain(pairs: list[Pair]) -> None:
-    """Say on stderr what is wrong with slaves, and end with an error if somebody is silent."""
-    silent, count = [], 0
+def complain(pairs: list[Pair]) -> None:
+    """Say on stderr what is wrong with slaves, and end with an error if somebody was not seen."""
+    silent: list[str] = []
+    refusals: dict[str, Refused] = {}
+    count = 0
     for pair in pairs:
         count += len(pair.members)
         for seen, standing in pair.members:
             who = seen.name if seen.is_master else f"{seen.name}/{seen.number}"
-            if isinstance(seen.runtime, CosmodromeError):
+            if isinstance(seen.runtime, Refused):
+                refusals[who] = seen.runtime
+            elif isinstance(seen.runtime, CosmodromeError):
                 silent.append(standing.why)
             elif not standing.good:
                 note(f"{who} is {_phrase(standing.state)}: {standing.why}")
@@ -130,8 +134,15 @@ def _complain(pairs: list[Pair]) -> None:
             note(f"a slave of {pair.name} at {address} is {standing.state}: {standing.why}")
     if len(silent) == count:
         raise Unreachable("no broker answers: " + "; ".join(silent))
-    if silent:
-        raise PartlyDone("no answer: " + "; ".join(silent))
+    if refusals and count == len(refusals):
+        raise next(iter(refusals.values()))
+    missing = ["no answer: " + "; ".join(silent)] if silent else []
+    if refusals:
+        # Brokers with the same settings refuse in the same words.
+        why = "; ".join(dict.fromkeys(map(str, refusals.values())))
+        missing.append(f"not shown to this machine: {', '.join(refusals)}: {why}")
+    if missing:
+        raise PartlyDone("; ".join(missing))
 
 
 def _phrase(state: str) -> str:

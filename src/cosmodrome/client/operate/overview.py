@@ -33,7 +33,7 @@ class BrokerLine:
     broker: str
     number: int
     address: str
-    runtime: dict[str, str] | None  # None: it does not answer
+    runtime: dict[str, str] | None  # None: it shows nothing
     state: str = UP  # as in `pairs`
 
 

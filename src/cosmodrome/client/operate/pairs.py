@@ -16,7 +16,7 @@ from msgspec import UnsetType
 
 from cosmodrome.client.operate.fleet import Fleet, attempt
 from cosmodrome.client.operate.flows import at_once
-from cosmodrome.errors import CosmodromeError
+from cosmodrome.errors import CosmodromeError, Refused
 from cosmodrome.wire import bodies
 from cosmodrome.wire.bodies import MASTER_ID, ClusterInfo, KVTable
 from cosmodrome.wire.commands.broker import GetBrokerHaStatus, GetBrokerRuntimeInfo
@@ -28,6 +28,7 @@ T = TypeVar("T", int, float)
 UP = "up"
 NO_SLAVE = "no slave"  # a SYNC_MASTER: sends are answered SLAVE_NOT_AVAILABLE
 SILENT = "silent"
+NOT_SHOWN = "not shown"  # it answers, but shows this machine nothing
 IN_STEP = "in step"
 COPYING = "copying"
 LINKED = "linked"  # the master says so, the slave does not say more
@@ -36,6 +37,11 @@ AHEAD = "ahead"  # of its master, which is nothing that a slave can be
 NOT_LINKED = "not linked"
 UNKNOWN_STATE = "unknown"
 UNREGISTERED = "not registered"  # its master has a link, no name server knows it
+# The next step when a broker refuses to show something.
+ASK_ELSEWHERE = (
+    "ask from its own machine or from one of its peerAddresses, or with the account of an"
+    " administrator"
+)
 FOLLOWING = frozenset({IN_STEP, COPYING})
 GOOD = FOLLOWING | {UP, LINKED, UNKNOWN_STATE}
 
@@ -198,9 +204,13 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0]
 
 
+def _without_figures(error: CosmodromeError) -> Standing:
+    return Standing(NOT_SHOWN if isinstance(error, Refused) else SILENT, str(error))
+
+
 def _master(seen: BrokerSeen) -> Standing:
     if isinstance(seen.runtime, CosmodromeError):
-        return Standing(SILENT, str(seen.runtime))
+        return _without_figures(seen.runtime)
     if seen.status is None:
         return Standing(UP)
     count = len(seen.status.ha_connection_info)
@@ -220,8 +230,8 @@ def _slave(
     unlinked: bool,
 ) -> Standing:
     if isinstance(seen.runtime, CosmodromeError):
-        silent = Standing(SILENT, str(seen.runtime))
-        return silent if link is None else _as_linked(silent, link)
+        unseen = _without_figures(seen.runtime)
+        return unseen if link is None else _as_linked(unseen, link)
     standing = _own_words(seen)
     if link is not None:
         state = _linked_state(link) if standing.state == UNKNOWN_STATE else standing.state

@@ -15,12 +15,13 @@ from typing import NamedTuple, TypeVar
 from cosmodrome.client.operate.diagnosis.facts import is_loopback
 from cosmodrome.client.operate.diagnosis.pair_checks import Member, pair_checks
 from cosmodrome.client.operate.fleet import Fleet, attempt
-from cosmodrome.client.operate.pairs import BrokerSeen, ha_status
+from cosmodrome.client.operate.pairs import ASK_ELSEWHERE, BrokerSeen, ha_status
 from cosmodrome.client.operate.standing import GroupStanding, standing
 from cosmodrome.env.base import Clock
 from cosmodrome.env.options import StoreOptions
-from cosmodrome.errors import CosmodromeError
+from cosmodrome.errors import CosmodromeError, Refused
 from cosmodrome.findings import Finding, Severity
+from cosmodrome.layout import SETTING_FIGURE
 from cosmodrome.wire import bodies, properties_text
 from cosmodrome.wire.bodies import MASTER_ID, BrokerData, ClusterInfo, KVTable
 from cosmodrome.wire.commands.broker import GetBrokerConfig, GetBrokerRuntimeInfo
@@ -142,23 +143,42 @@ async def _broker(fleet: Fleet, clock: Clock, at: BrokerAt) -> tuple[list[Findin
     asked_ms = clock.now_ms()
     answer, took_ms = await _timed(fleet.call(at.address, GetBrokerRuntimeInfo()))
     if isinstance(answer, CosmodromeError):
-        silent = Finding(
-            "broker",
-            subject,
-            Severity.ERROR,
-            f"{at.address}: {answer}",
-            "start it, open its port, or set brokerIP1 to an address that clients reach",
-        )
-        return [silent, *checks], Member(BrokerSeen(*at, answer, None), {})
+        unseen = _without_figures(subject, at.address, answer)
+        return [unseen, *checks], Member(BrokerSeen(*at, answer, None), {})
     runtime = bodies.decode(KVTable, answer.body).table
     config = await attempt(fleet.call(at.address, GetBrokerConfig()))
-    settings = {} if isinstance(config, CosmodromeError) else properties_text.loads(config.body)
+    if isinstance(config, CosmodromeError):
+        settings = _settings_shown(runtime)
+    else:
+        settings = properties_text.loads(config.body)
     seen = BrokerSeen(*at, runtime, await ha_status(fleet, at.address))
     version = runtime.get("brokerVersionDesc", "unknown").removeprefix("V").replace("_", ".")
     up = _answered("broker", subject, took_ms, f"{at.address} answers, version {version}")
     checks = [up, *checks, _disk(subject, runtime, settings), _clock(subject, runtime, asked_ms)]
     # Its answer is about half of the way old.
     return checks, Member(seen, settings, _ahead_s(runtime, asked_ms + took_ms / 2))
+
+
+def _without_figures(subject: str, address: str, error: CosmodromeError) -> Finding:
+    if isinstance(error, Refused):
+        says = f"{address} answers, but shows this machine nothing: {error}"
+        return Finding("broker", subject, Severity.UNKNOWN, says, ASK_ELSEWHERE)
+    return Finding(
+        "broker",
+        subject,
+        Severity.ERROR,
+        f"{address}: {error}",
+        "start it, open its port, or set brokerIP1 to an address that clients reach",
+    )
+
+
+def _settings_shown(runtime: Mapping[str, str]) -> dict[str, str]:
+    """What peers may know of the settings of a broker that shows them to administrators only."""
+    return {
+        name.removeprefix(SETTING_FIGURE): text
+        for name, text in runtime.items()
+        if name.startswith(SETTING_FIGURE)
+    }
 
 
 def _answered(check: str, subject: str, took_ms: float, says: str = "it answers") -> Finding:

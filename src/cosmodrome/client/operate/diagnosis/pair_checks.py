@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from cosmodrome.client.operate.pairs import BrokerSeen, Standing, pair_of
+from cosmodrome.client.operate.pairs import ASK_ELSEWHERE, BrokerSeen, Standing, pair_of
 from cosmodrome.errors import CosmodromeError
 from cosmodrome.findings import Finding, Severity
 
@@ -39,7 +39,7 @@ OTHER_SETTINGS = {
 @dataclasses.dataclass(frozen=True, slots=True)
 class Member:
     seen: BrokerSeen
-    settings: Mapping[str, str]  # empty: it does not tell
+    settings: Mapping[str, str]  # those that it tells
     ahead_s: float | None = None  # its clock, compared with ours
 
     @property
@@ -161,9 +161,11 @@ def _version(seen: BrokerSeen) -> str | None:
 
 
 def _settings(master: Member, slave: Member) -> Iterator[Finding]:
-    if not master.settings or not slave.settings:
-        says = "one does not tell its settings"
-        yield Finding("pair settings", slave.subject, Severity.UNKNOWN, says)
+    hidden = [one.subject for one in (master, slave) if not one.settings]
+    if hidden:
+        says = f"no settings are shown to this machine by {' and '.join(hidden)}"
+        step = f"{ASK_ELSEWHERE}, or compare both files"
+        yield Finding("pair settings", slave.subject, Severity.UNKNOWN, says, step)
         return
     differences = [
         *_differences(master, slave, FATAL_SETTINGS, Severity.ERROR),
