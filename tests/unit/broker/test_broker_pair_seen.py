@@ -149,6 +149,13 @@ async def test_a_slave_without_its_master(tmp_path: Path) -> None:
         assert rows.keys() == {1}
         assert rows[1]["state"] in ("connecting", "no master", "not linked") and rows[1]["why"]
         assert f"pair/1 is {rows[1]['state']}" in done.err or "without a master" in done.err
+        found = await checks(it)
+        away = found["master", "pair"]
+        assert away["status"] == "fail" and "Promote a slave by hand" in away["next_step"]
+        end = it.slave.store.facts().max_offset
+        assert f"pair/1 at {it.slave.broker.address} has the log up to {end}" in away["says"]
+        assert found["replication", "pair/1"]["status"] == "fail"
+        assert not [row for row in found.values() if "cosmo broker run" in str(row["next_step"])]
 
 
 async def test_a_refused_slave_says_why_and_what_to_do(tmp_path: Path) -> None:

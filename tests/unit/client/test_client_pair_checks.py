@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +14,10 @@ from cosmodrome.client.operate.diagnosis.pair_checks import (
     Member,
     pair_checks,
 )
-from cosmodrome.client.operate.pairs import BrokerSeen
+from cosmodrome.client.operate.pairs import PROMOTION, BrokerSeen
 from cosmodrome.env.config import describe
 from cosmodrome.env.options import BrokerOptions, StoreOptions
-from cosmodrome.errors import CosmodromeError, Unreachable
+from cosmodrome.errors import AccessDenied, CosmodromeError, Unreachable
 from cosmodrome.findings import Finding, Severity
 from cosmodrome.layout import PAIR_SETTINGS
 from cosmodrome.wire.report_bodies import (
@@ -180,9 +182,34 @@ def test_a_pair_of_brokers_that_say_nothing_about_links() -> None:
 
 def test_who_is_silent_is_judged_elsewhere() -> None:
     gone = Unreachable("x:1 is away")
-    assert pair_checks([member(0, runtime=gone), member(1, runtime=gone)]) == []
-    (check,) = pair_checks([member(0, runtime=gone), member(1)])
+    (away,) = pair_checks([member(0, runtime=gone), member(1, runtime=gone)])
+    assert away.code == "master" and "b/1 at x:1 does not tell" in away.sentence
+    (away, check) = pair_checks([member(0, runtime=gone), member(1)])
+    assert away.code == "master"
     assert check.severity is Severity.OK  # its own words are all there is
+    assert pair_checks([member(0, runtime=gone)]) == []
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_master_that_is_away(registered: bool) -> None:
+    slaves = [member(at, runtime={"commitLogMaxOffset": str(at * 100)}) for at in (1, 2)]
+    lost = [member(0, runtime=Unreachable("x:1 is away"))] if registered else []
+    away = pair_checks([*lost, *slaves])[0]
+    assert (away.code, away.subject, away.severity) == ("master", "b", Severity.ERROR)
+    assert "b/1 at x:1 has the log up to 100" in away.sentence
+    assert "b/2 at x:1 has the log up to 200" in away.sentence
+    assert "docs/operating-pairs.md" in away.remedy
+
+
+def test_a_master_that_shows_nothing_is_not_away() -> None:
+    hidden = member(0, runtime=AccessDenied("not to you"))
+    assert "master" not in {check.code for check in pair_checks([hidden, member(1)])}
+
+
+def test_what_the_remedy_names_is_in_the_guide() -> None:
+    section, document = re.fullmatch(r'.* \("(.+)" in (.+)\)', PROMOTION).groups()
+    guide = Path(__file__).parents[3] / document
+    assert f"## {section}\n" in guide.read_text()
 
 
 def test_a_master_alone_is_no_pair() -> None:

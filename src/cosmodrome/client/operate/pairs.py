@@ -42,6 +42,8 @@ ASK_ELSEWHERE = (
     "ask from its own machine or from one of its peerAddresses, or with the account of an"
     " administrator"
 )
+# And when a master does not come back.
+PROMOTION = 'promote a slave ("Promote a slave by hand" in docs/operating-pairs.md)'
 FOLLOWING = frozenset({IN_STEP, COPYING})
 GOOD = FOLLOWING | {UP, LINKED, UNKNOWN_STATE}
 

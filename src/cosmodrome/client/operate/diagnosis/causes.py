@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 
 from cosmodrome.client.operate.diagnosis.facts import GroupFacts, is_loopback
+from cosmodrome.client.operate.pairs import PROMOTION
 from cosmodrome.client.operate.standing import QueueStanding
 from cosmodrome.findings import Finding, Severity
 from cosmodrome.wire.bodies import MASTER_ID, PERM_READ
@@ -42,8 +43,9 @@ def master_away(facts: GroupFacts) -> Iterator[Finding]:
                 f"The master of broker {broker.name} is away; its slave {broker.broker_id} at"
                 f" {broker.address} stands in. Consumers read and commit there. Sends, retries,"
                 f" delayed messages, transactions and ordered consumers wait.{ordered}",
-                "Start the master. If its machine is lost, stop the slave and start it as master:"
-                " brokerRole=ASYNC_MASTER and brokerId=0 with the slave's directory.",
+                f"Start the master. If its machine is lost, {PROMOTION}: the slave starts again"
+                " with brokerId=0 and the brokerRole that its master had, SYNC_MASTER or"
+                " ASYNC_MASTER.",
                 "cosmo cluster status",
                 {"broker": broker.name, "slave": broker.broker_id, "address": broker.address},
             )

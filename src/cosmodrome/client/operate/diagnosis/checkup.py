@@ -53,7 +53,7 @@ async def cluster_checks(fleet: Fleet, clock: Clock) -> list[Finding]:
     checks, info = await _name_servers(fleet)
     if info is None:
         return checks
-    if not any(MASTER_ID in data.broker_addrs for data in info.broker_addr_table.values()):
+    if not any(data.broker_addrs for data in info.broker_addr_table.values()):
         listed = ";".join(fleet.name_server_addresses)
         return [
             *checks,
@@ -61,7 +61,7 @@ async def cluster_checks(fleet: Fleet, clock: Clock) -> list[Finding]:
                 "brokers",
                 "cluster",
                 Severity.ERROR,
-                "no master is registered",
+                "no broker is registered",
                 f"start one: cosmo broker run -n '{listed}'",
                 evidence={"brokers": 0},
             ),

@@ -9,8 +9,14 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from cosmodrome.client.operate.pairs import ASK_ELSEWHERE, BrokerSeen, Standing, pair_of
-from cosmodrome.errors import CosmodromeError
+from cosmodrome.client.operate.pairs import (
+    ASK_ELSEWHERE,
+    PROMOTION,
+    BrokerSeen,
+    Standing,
+    pair_of,
+)
+from cosmodrome.errors import CosmodromeError, Refused
 from cosmodrome.findings import Finding, Severity
 
 CLOCK_WARN_S = 2.0
@@ -54,7 +60,7 @@ def pair_checks(members: Sequence[Member]) -> list[Finding]:
     pair = pair_of(name, [one.seen for one in members])
     by_number = {one.seen.number: one for one in members}
     master = next((one for one in members if one.seen.is_master), None)
-    checks = []
+    checks = [] if master is not None and _is_there(master) else _master_away(members)
     for seen, standing in pair.members:
         member = by_number[seen.number]
         if isinstance(seen.runtime, CosmodromeError):
@@ -73,6 +79,37 @@ def pair_checks(members: Sequence[Member]) -> list[Finding]:
         who = f"{name} at {address}"
         checks.append(Finding("replication", who, Severity.WARNING, standing.why))
     return checks
+
+
+def _is_there(member: Member) -> bool:
+    """Whoever refuses to show something is there."""
+    return not isinstance(member.seen.runtime, CosmodromeError) or isinstance(
+        member.seen.runtime, Refused
+    )
+
+
+def _master_away(members: Sequence[Member]) -> list[Finding]:
+    """Who could take its place, and how; nothing where there is no slave."""
+    slaves = [one.seen for one in members if not one.seen.is_master]
+    if not slaves:
+        return []
+    name = slaves[0].name
+    ends = ", ".join(f"{name}/{seen.number} at {seen.address} {_has(seen)}" for seen in slaves)
+    return [
+        Finding(
+            "master",
+            name,
+            Severity.ERROR,
+            f"its master is away: sends fail, consumers read at a slave; {ends}",
+            f"start the master. If its machine is lost, {PROMOTION}: the one with the longest log",
+        )
+    ]
+
+
+def _has(seen: BrokerSeen) -> str:
+    if seen.log_end is None:
+        return "does not tell how long its log is"
+    return f"has the log up to {seen.log_end}"
 
 
 def _link(subject: str, standing: Standing) -> Finding:
