@@ -15,7 +15,9 @@ from tests.unit.broker.broker_pair_kit import Member, Pair, pair, until
 from tests.unit.broker.metrics_kit import Scrape
 from tests.unit.cli.operating_kit import Done
 
+from cosmodrome.cli.messages.produce import UNPROMISED
 from cosmodrome.cli.serve.scraping import of_broker
+from cosmodrome.client.values import SendStatus
 from cosmodrome.env.real import real_env
 from cosmodrome.errors import Code
 from cosmodrome.replication.values import FollowerState
@@ -25,7 +27,7 @@ from cosmodrome.wire.commands.broker import GetBrokerHaStatus, GetBrokerRuntimeI
 from cosmodrome.wire.report_bodies import HARuntimeInfo
 
 
-async def shell(it: Pair, *words: str, **environment: str) -> Done:
+async def shell(it: Pair, *words: str, stdin: str = "", **environment: str) -> Done:
     """A command in a process of its own: the brokers go on."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -34,12 +36,12 @@ async def shell(it: Pair, *words: str, **environment: str) -> Done:
         *words,
         "--timeout",
         "30",
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "COSMO_NAMESRV": it.namesrv, "NO_COLOR": "1", **environment},
     )
-    out, err = await process.communicate()
+    out, err = await process.communicate(stdin.encode())
     return Done(process.returncode or 0, out.decode(), err.decode())
 
 
@@ -139,6 +141,23 @@ async def test_a_sync_master_without_its_slave(tmp_path: Path) -> None:
         name = "cosmodrome_sends_unpromised_total"
         assert page.get(name, status="SLAVE_NOT_AVAILABLE") == 3
         assert page.get(name, status="FLUSH_SLAVE_TIMEOUT") == 0
+
+
+async def test_produce_counts_what_is_not_promised(tmp_path: Path) -> None:
+    async with pair(tmp_path, broker_role="SYNC_MASTER") as it:
+        done = await shell(it, "produce", "T", stdin="kept by both")
+        assert done.code == 0 and done.err.startswith("sent 1 message in"), done
+        assert "answered" not in done.err
+        await it.slave.stop()
+        await until(lambda: not it.master.source.links)
+        done = await shell(it, "produce", "T", stdin="one\ntwo")
+        assert done.code == 0 and done.err.startswith("sent 2 messages in"), done
+        assert "\n2 of them answered SLAVE_NOT_AVAILABLE (11): stored, but" in done.err
+        assert "SLAVE_NOT" not in (await shell(it, "produce", "T", "-q", stdin="three")).err
+
+
+def test_every_status_has_words() -> None:
+    assert UNPROMISED.keys() == set(SendStatus) - {SendStatus.OK}
 
 
 async def test_a_slave_without_its_master(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import BinaryIO
 
@@ -18,7 +19,7 @@ from cosmodrome.cli.support.lines import lines
 from cosmodrome.cli.support.progress import Progress
 from cosmodrome.cli.support.running import run
 from cosmodrome.client.send.producer import Producer
-from cosmodrome.client.values import Message, SendResult
+from cosmodrome.client.values import Message, SendResult, SendStatus
 from cosmodrome.env.options import StoreOptions
 from cosmodrome.errors import ConfigError, CosmodromeError
 
@@ -26,6 +27,13 @@ GROUP = "cosmo_produce"
 IN_FLIGHT_MAX = 256
 DELAY_LEVELS = len(StoreOptions().message_delay_level.split())  # unless brokers are set otherwise
 LINGER_MS = 2  # what a pipe brings together leaves together
+
+# Messages with these answers are stored; what is said here is missing.
+UNPROMISED = {
+    SendStatus.FLUSH_DISK_TIMEOUT: "the broker's disk had not synced in time; look at the disk",
+    SendStatus.SLAVE_NOT_AVAILABLE: "on the master only, no slave to wait for; look at the slave",
+    SendStatus.FLUSH_SLAVE_TIMEOUT: "no slave had it in time; look at the slave and the network",
+}
 
 
 class Template:
@@ -112,6 +120,7 @@ def produce(
     """Send one message per line of stdin (or --file) to TOPIC. Empty lines are skipped.
 
     The exit code is 1 when a message could not be sent; stderr has its line and the reason.
+    Messages that are stored without all that the broker's settings promise are counted there.
     """
     template = Template(topic, tag, keys, pairs, delay, queue_key)
     work = _Produce(template, source, jsonl=jsonl, keep_going=keep_going, output=output)
@@ -130,6 +139,7 @@ class _Produce:
         self._keep_going = keep_going
         self._output = output
         self._failed = 0
+        self._statuses: Counter[SendStatus] = Counter()
         self._sending: set[asyncio.Task[None]] = set()
 
     async def run(self, namesrv: str, group: str, *, timeout_ms: int, quiet: bool) -> int:
@@ -162,6 +172,13 @@ class _Produce:
             summary = progress.summary()
         if not quiet:
             click.echo(summary + (f", {self._failed} failed" if self._failed else ""), err=True)
+            for status, what in UNPROMISED.items():
+                if count := self._statuses[status]:
+                    click.echo(
+                        f"{count:,} of them answered {status.name} ({status.value}): stored, but"
+                        f" {what}",
+                        err=True,
+                    )
         return self._failed
 
     async def _messages(self) -> AsyncIterator[tuple[int, Message]]:
@@ -187,6 +204,7 @@ class _Produce:
             self._complain(number, error)
             return
         progress.done += 1
+        self._statuses[result.status] += 1
         if self._output == "jsonl":
             click.echo(json.dumps({"line": number, **_result_row(result)}))
 
