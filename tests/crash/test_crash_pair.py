@@ -25,7 +25,7 @@ from cosmodrome.wire.report_bodies import HARuntimeInfo
 CYCLES = int(os.environ.get("CRASH_CYCLES", "3"))
 CLIENTS = 4
 PATIENCE_S = 60.0
-OK, UNPROMISED = 0, (11, 12)
+OK, UNPROMISED, STOPPING = 0, (11, 12), 14
 
 Places = dict[tuple[int, int], bytes]
 
@@ -33,14 +33,15 @@ Places = dict[tuple[int, int], bytes]
 class Machine:
     """One broker process and its disk. It is restarted on the same port, in any role."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, flush: str = "SYNC_FLUSH") -> None:
         self.folder = folder
+        self._flush = flush
         self.port = free_base_port("127.0.0.1")
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self, role: str, master: Machine | None = None) -> None:
         settings = SETTINGS | {
-            "flushDiskType": "SYNC_FLUSH",
+            "flushDiskType": self._flush,
             "brokerName": "pair",
             "brokerRole": role,
             "brokerId": "1" if role == "SLAVE" else "0",
@@ -63,6 +64,13 @@ class Machine:
         if process is not None:
             process.kill()
             process.wait()
+
+    async def stop(self) -> None:
+        """In order, as a service is stopped; it must end well."""
+        process, self._process = self._process, None
+        assert process is not None
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, PATIENCE_S) == 0
 
     def lose_disk(self) -> None:
         shutil.rmtree(self.folder)
@@ -121,6 +129,8 @@ async def send_until_cut(master: Machine, name: str, acknowledged: Places) -> No
                     "properties": "",
                 }
                 code, place, remark, _ = await link.call(10, fields, body)
+                if code == STOPPING:
+                    return
                 assert code == OK or code in UNPROMISED, (code, remark)
                 if code == OK:
                     acknowledged[int(place["queueId"]), int(place["queueOffset"])] = body
