@@ -11,11 +11,19 @@ from pathlib import Path
 
 from peers.pair import JAVA, OURS, Pair
 from peers.raw import CallFailed, call
-from tests.oracle.store_checker import GEOMETRY, History, Sent, send
-from tests.oracle.store_loads import delay_offsets, special_messages
+from tests.oracle.store_checker import GEOMETRY, History, Sent, read_log, send
+from tests.oracle.store_loads import (
+    COMMIT,
+    ROLLBACK,
+    delay_offsets,
+    delayed,
+    special_messages,
+    transaction,
+)
 
 FILE_BYTES = 2 << 20  # has room for the largest body, and is soon full
 SIZES = (1, 300, 5_000, 32_768, 200_000, 1 << 20)
+LARGE_EVERY = 4  # rounds of a load that lasts, so that it can still be read at once
 OK, SLAVE_TIMEOUT, NO_SLAVE = 0, 12, 11
 SLAVE_TIMEOUT_S = 1.5
 STORED = frozenset({OK, 10, NO_SLAVE, SLAVE_TIMEOUT})
@@ -75,6 +83,30 @@ def mixed(history: History, pair: Pair, label: str) -> None:
         sized(history, master.port)
     if label == "first":
         special_messages(master.port, master.store, history)
+
+
+def lasting(history: History, pair: Pair, seconds: float) -> int:
+    """Mixed load for so long, with messages that wait and transactions; returns the rounds."""
+    port = pair.master.port
+    mixed(history, pair, "first")
+    deadline = time.monotonic() + seconds
+    rounds = 0
+    while time.monotonic() < deadline:
+        rounds += 1
+        history.fill(port, f"round{rounds}")
+        if rounds % LARGE_EVERY == 1:
+            sized(history, port)
+        delayed(port, history)
+        for decision in (COMMIT, ROLLBACK):
+            transaction(port, history, decision)
+    wanted = {sent.body for sent in history.delivered}
+
+    def delivered() -> None:
+        log = read_log(pair.master.store, FILE_BYTES)
+        assert wanted <= {record.body for record in log if record.topic in history.topics}
+
+    came(delivered, 60)
+    return rounds
 
 
 def status(port: int) -> tuple[int, float]:

@@ -29,41 +29,49 @@ def pending(port: int, history: History) -> None:
     send(port, sent)
 
 
-def transactions(port: int, history: History) -> None:
-    """One that is committed, one that is rolled back, one that stays open."""
-    for decision in (8, 12, None):
-        half = history.letter("Notes", 1, label=f"half {decision}")
-        half.properties |= {"TRAN_MSG": "true", "PGROUP": "p_checker"}
-        half.sys_flag = 4
-        send(port, half)
-        if decision is None:
-            continue
-        ask(
-            port,
-            37,
-            {
-                "producerGroup": "p_checker",
-                "tranStateTableOffset": str(half.queue_offset),
-                "commitLogOffset": str(half.log_offset),
-                "commitOrRollback": str(decision),
-                "fromTransactionCheck": "false",
-                "msgId": half.properties["UNIQ_KEY"],
-                "transactionId": half.properties["UNIQ_KEY"],
-            },
-        )
-        if decision == 8:
-            half.sys_flag = 0
-            history.delivered.append(half)
+def delayed(port: int, history: History) -> None:
+    """A message that is delivered after a second."""
+    sent = history.letter("Orders", 0, label="delayed")
+    sent.properties["DELAY"] = "1"
+    send(port, sent, history.statuses)
+    history.delivered.append(sent)
+
+
+COMMIT, ROLLBACK = 8, 12
+
+
+def transaction(port: int, history: History, decision: int | None) -> None:
+    """A half message, and what its producer decides; None: nothing yet."""
+    half = history.letter("Notes", 1, label=f"half {decision}")
+    half.properties |= {"TRAN_MSG": "true", "PGROUP": "p_checker"}
+    half.sys_flag = 4
+    send(port, half, history.statuses)
+    if decision is None:
+        return
+    ask(
+        port,
+        37,
+        {
+            "producerGroup": "p_checker",
+            "tranStateTableOffset": str(half.queue_offset),
+            "commitLogOffset": str(half.log_offset),
+            "commitOrRollback": str(decision),
+            "fromTransactionCheck": "false",
+            "msgId": half.properties["UNIQ_KEY"],
+            "transactionId": half.properties["UNIQ_KEY"],
+        },
+    )
+    if decision == COMMIT:
+        half.sys_flag = 0
+        history.delivered.append(half)
 
 
 def special_messages(port: int, store: Path, history: History) -> None:
     """Delayed, transactional, retried and dead messages, delivered and not."""
     pending(port, history)
-    delayed = history.letter("Orders", 0, label="delayed")
-    delayed.properties["DELAY"] = "1"
-    send(port, delayed)
-    history.delivered.append(delayed)
-    transactions(port, history)
+    delayed(port, history)
+    for decision in (COMMIT, ROLLBACK, None):
+        transaction(port, history, decision)
 
     for level in ("1", "-1"):  # again in a second; at once among the dead
         back = history.acknowledged[7]

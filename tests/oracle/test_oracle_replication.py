@@ -6,6 +6,7 @@ its own slave begins with the last file.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,13 +23,16 @@ from tests.oracle.replication_kit import (
     came,
     check_same,
     check_tables,
+    lasting,
     make_pair,
     mixed,
     new_history,
     our_kind,
     status,
 )
-from tests.oracle.store_checker import History
+from tests.oracle.store_checker import History, read_log
+
+SECONDS = float(os.environ.get("REPLICATION_SECONDS", "30"))  # of mixed load, in each direction
 
 Make = Callable[[str, str], Pair]
 Noted = Callable[[str, object], None]
@@ -84,6 +88,25 @@ def test_upstreams_slave_follows_our_master(make: Make, record_property: Noted) 
     record_property("master_restarted_s", await_status(pair, OK))
     mixed(history, pair, "third")
     check_all(history, pair)
+
+
+@pytest.mark.timeout(600 + 4 * SECONDS)
+@pytest.mark.parametrize("direction", ["ours-first", "upstream-first"])
+def test_logs_stay_the_same_under_a_load_that_lasts(
+    direction: str, make: Make, record_property: Noted
+) -> None:
+    kinds = (our_kind(), JAVA) if direction == "ours-first" else (JAVA, our_kind())
+    history, pair = new_history(), make(*kinds)
+    pair.start_master()
+    pair.slave.start()
+    await_status(pair, OK)
+    rounds = lasting(history, pair, SECONDS)
+    # A busy machine may be late; a link that breaks would be a fault.
+    assert rounds and {sent.status for sent in history.acknowledged} <= {OK, SLAVE_TIMEOUT}
+    end = check_same(pair)
+    check_tables(history, pair)
+    history.check_log(read_log(pair.slave.store, FILE_BYTES))
+    record_property("lasting", f"{rounds} rounds, {len(history.acknowledged)} sends, {end} bytes")
 
 
 @pytest.mark.skipif(our_kind() == JAVA, reason="upstream's slave begins with the last file")
