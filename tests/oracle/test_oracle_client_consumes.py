@@ -286,12 +286,12 @@ async def test_orderly_failures_end_as_dead_letters(target: Target, place: str, 
 
 async def test_pulls_on_a_schedule(target: Target, place: str, group: str) -> None:
     await fill(target, numbered(place, 40))
-    found: list[bytes] = []
+    found: list[bytes] = []  # and committed
 
     async def work(turn: Turn) -> None:
         pulled = await turn.pull(max_count=4)
-        found.extend(message.body for message in pulled.messages)
         await turn.commit(pulled.next_offset)
+        found.extend(message.body for message in pulled.messages)
         turn.next_in_ms = 0 if pulled.messages else 100
 
     async with PullSchedule(target.namesrv, group=group, consume_from="first") as schedule:

@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -29,7 +30,7 @@ from cosmodrome.spark.read.reader import read_range
 
 SOURCE, TARGET = "rows", "sunk"
 ROWS = 4_000
-DEADLINE_S = 240  # for one step on a machine that is busy with others
+DEADLINE_S = 400  # for one step on a machine that is busy with others
 EXECUTOR = b"CoarseGrainedExecutorBackend"
 
 # A few hundred rows a second, so that a kill finds micro-batches half sent.
@@ -74,6 +75,13 @@ class Sink:
         self._log = folder / "sink.log"
         self._namesrv = namesrv
         self.child: subprocess.Popen[bytes]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.child.poll() is None:
+            self.kill9()
 
     def start(self) -> None:
         environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -154,17 +162,17 @@ def executors(group: int) -> list[int]:
 
 
 def test_driver_and_broker_are_killed(node: CosmoNode, tmp_path: Path) -> None:
-    sink = Sink(tmp_path, node.namesrv_address, "local[2,4]")
-    for rows in (150, 490):
+    with Sink(tmp_path, node.namesrv_address, "local[2,4]") as sink:
+        for rows in (150, 490):
+            sink.start()
+            sink.wait_for_rows(rows)
+            sink.kill9()
         sink.start()
-        sink.wait_for_rows(rows)
-        sink.kill9()
-    sink.start()
-    sink.wait_for_rows(250)
-    node.kill9()
-    time.sleep(1)
-    node.start()
-    sink.finish()
+        sink.wait_for_rows(250)
+        node.kill9()
+        time.sleep(1)
+        node.start()
+        sink.finish()
     raw = copies(node.namesrv_address, dedupe=False)
     assert set(raw) == set(range(ROWS))
     # Whether a kill falls between a send and its commit is chance: there may be copies or not.
@@ -172,13 +180,13 @@ def test_driver_and_broker_are_killed(node: CosmoNode, tmp_path: Path) -> None:
 
 
 def test_an_executor_is_killed(node: CosmoNode, tmp_path: Path) -> None:
-    sink = Sink(tmp_path, node.namesrv_address, "local-cluster[2,1,1024]")
-    sink.start()
-    for rows in (130, 500):
-        sink.wait_for_rows(rows)
-        sink.wait(lambda: bool(executors(sink.child.pid)), "executor")
-        os.kill(executors(sink.child.pid)[0], signal.SIGKILL)
-    sink.finish()
+    with Sink(tmp_path, node.namesrv_address, "local-cluster[2,1,1024]") as sink:
+        sink.start()
+        for rows in (130, 500):
+            sink.wait_for_rows(rows)
+            sink.wait(lambda: bool(executors(sink.child.pid)), "executor")
+            os.kill(executors(sink.child.pid)[0], signal.SIGKILL)
+        sink.finish()
     raw = copies(node.namesrv_address, dedupe=False)
     assert set(raw) == set(range(ROWS))
     assert copies(node.namesrv_address, dedupe=True) == dict.fromkeys(range(ROWS), 1)
