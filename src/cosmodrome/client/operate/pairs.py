@@ -301,7 +301,7 @@ def _compared(standing: Standing, slave: BrokerSeen, master: BrokerSeen) -> Stan
     why = (
         f"its log ends at {own}, that of its master at {other}: the master lost messages or is"
         " another one. Stop the slave and compare both, then cut it (`cosmo store repair"
-        " --cut-at`) or copy it anew"
+        " --cut-at`) or have it make a new copy (`cosmo store set-aside`)"
     )
     return dataclasses.replace(standing, state=AHEAD, why=why)
 
