@@ -107,6 +107,31 @@ class DirectoryInUse(StoreError):
     """Another process holds the lock of this store directory."""
 
 
+class ConsensusError(CosmodromeError):
+    """The consensus engine did not do what was asked, or did not say so."""
+
+
+class ConsensusUnavailable(ConsensusError):
+    """No endpoint answered. A transaction was not begun; a read may be repeated at once."""
+
+
+class ResultUnknown(ConsensusError):
+    """The answer to a transaction was lost: read again before anything else.
+
+    It may be applied, not applied, or applied later than the next read. Only another change of a
+    key that it compared rules it out.
+    """
+
+
+class ConsensusRefused(ConsensusError):
+    """The engine answered and did nothing; the same request fails until somebody changes something:
+    account, rights, version, settings or the request itself."""
+
+
+class LeaseGone(ConsensusError):
+    """The lease expired or was revoked, and its keys went with it; ask for another one."""
+
+
 # What peers may be told of a failure: the log has the rest, and they need not know where this
 # machine keeps its files.
 
