@@ -2,8 +2,8 @@
 
 The engine is a map from keys to bytes with one revision for all of it. Each transaction that
 changes something raises the revision by one, and a key carries the revision that changed it last.
-Leases end by themselves unless they are kept, and take their keys with them.
-`sim.consensus.SimConsensus` is a simulated engine; every engine has to pass one suite.
+Leases end by themselves unless they are kept, and take their keys with them. `etcd.EtcdConsensus`
+is the real engine, `sim.consensus.SimConsensus` the simulated one; both pass one suite.
 
 A key that ends with `/` names everything below it, wherever keys are read or watched.
 
