@@ -148,7 +148,7 @@ REPLICATION_SLAVE_LAG_BYTES = _gauge(
 )
 REPLICATION_SLAVE_LAG_SECONDS = _gauge(
     "cosmodrome_replication_slave_lag_seconds",
-    "Master: for how long the oldest byte that a linked slave lacks is written.",
+    "Master: time since the oldest byte that a linked slave lacks was written.",
     "slave",
 )
 REPLICATION_SLAVE_SILENT = _gauge(
@@ -176,7 +176,7 @@ REPLICATION_LAG_BYTES = _gauge(
 )
 REPLICATION_LAG_SECONDS = _gauge(
     "cosmodrome_replication_lag_seconds",
-    "Slave: for how long the oldest byte that it lacks is written; absent without a link.",
+    "Slave: time since the oldest byte that it lacks was written; absent without a link.",
 )
 REPLICATION_SILENT = _gauge(
     "cosmodrome_replication_silent_seconds",
