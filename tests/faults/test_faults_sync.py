@@ -46,7 +46,7 @@ def failing_fs(root: Path, mount: Path) -> Iterator[Path]:
             unmount(mount)
     finally:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(10)
+            server.wait(60)
         server.kill()
         server.wait()
 

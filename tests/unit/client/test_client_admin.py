@@ -116,7 +116,7 @@ async def test_wrong_names_are_refused_before_anything_is_sent(admin: Admin) -> 
 async def test_a_broker_that_fails_is_named(bare_node: Any) -> None:
     await bare_node.start_broker("broker-a")
     await bare_node.start_broker("broker-b", broker_permission=6)
-    async with Admin(bare_node.namesrv, timeout_ms=1000) as admin:
+    async with Admin(bare_node.namesrv, timeout_ms=20_000) as admin:
         await admin.brokers.addresses()
         dead = (await admin.brokers.addresses())["broker-b"]
         fleet = admin.topics._fleet

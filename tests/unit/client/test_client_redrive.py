@@ -302,7 +302,7 @@ async def test_a_broker_that_restarts_is_waited_for(node: Node) -> None:
 
 async def test_waiting_ends_and_the_run_can_be_resumed(node: Node) -> None:
     await fill(node, 60)
-    async with Admin(node.namesrv, timeout_ms=500) as admin:
+    async with Admin(node.namesrv, timeout_ms=20_000) as admin:
         redrive = redriving(admin, give_up_after_s=0.3)
         plan = await redrive.planned(SOURCE, rate=100)
         stops: list[asyncio.Task[None]] = []
