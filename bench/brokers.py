@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +30,19 @@ JAVA_HEAP = (
     *("-XX:TieredStopAtLevel=4", "-XX:-UseSerialGC", "-XX:+UseG1GC"),
     *("-Xms1g", "-Xmx1g", "-XX:MaxDirectMemorySize=1g"),
 )
+# What a guarded server knows: one account, which may send to the topic of `bench.access`.
+GUARDED_TOPIC = "Guarded0000"
+ACCOUNT = ("benchSender", "bench-secret-1")
+ACCOUNTS = f"""accounts:
+- accessKey: {ACCOUNT[0]}
+  secretKey: {ACCOUNT[1]}
+  whiteRemoteAddress:
+  admin: false
+  defaultTopicPerm: DENY
+  defaultGroupPerm: DENY
+  topicPerms:
+  - {GUARDED_TOPIC}=PUB
+"""
 ASYNC, SYNC = "ASYNC_FLUSH", "SYNC_FLUSH"
 WAKE_S = 0.5  # for timers that are late after a halt
 SETTLE_S = 0.6  # for what the server still writes after a load; both flush every 500 ms
@@ -96,7 +109,8 @@ class Brokers:
     def get(self, kind: str, flush: str = ASYNC) -> Target:
         """A server that sleeps until it is measured; started by the first call.
 
-        "pure" is ours without the compiled core, "floor" stores nothing, "bare" is bench/bare.c.
+        "pure" is ours without the compiled core, "floor" stores nothing, "bare" is bench/bare.c;
+        "ours guarded" and "java guarded" have access control and know `ACCOUNT`.
         """
         if (kind, flush) not in self._running:
             start: dict[str, Callable[[Path, str], Target]] = {
@@ -105,8 +119,10 @@ class Brokers:
                 "java": self._start_java,
                 "floor": self._start_floor,
                 "bare": self._start_bare,
+                "ours guarded": self._start_guarded,
+                "java guarded": self._start_guarded_java,
             }
-            directory = self.scratch / f"{kind}-{flush}"
+            directory = self.scratch / f"{kind}-{flush}".replace(" ", "-")
             target = start[kind](directory, flush)
             pin(target.pid)
             target.halt()
@@ -140,8 +156,19 @@ class Brokers:
     def _start_pure(self, directory: Path, flush: str) -> Target:
         return self._start_node(directory, flush, {"COSMODROME_PURE": "1"})
 
-    def _start_node(self, directory: Path, flush: str, env: Mapping[str, str]) -> Target:
-        node = CosmoNode(directory, options=["--set", f"flushDiskType={flush}"], env=env)
+    def _start_guarded(self, directory: Path, flush: str) -> Target:
+        file = directory.with_suffix(".yml")
+        file.write_text(ACCOUNTS)
+        # The node's own broker has no account of its own at its name server.
+        settings = ("aclEnable=true", f"aclFile={file}", "peerAddresses=127.0.0.1")
+        return self._start_node(directory, flush, {}, settings)
+
+    def _start_node(
+        self, directory: Path, flush: str, env: Mapping[str, str], settings: Sequence[str] = ()
+    ) -> Target:
+        words = [word for setting in settings for word in ("--set", setting)]
+        options = ["--set", f"flushDiskType={flush}", *words]
+        node = CosmoNode(directory, options=options, env=env)
         self._stack.callback(node.kill9)
         began = time.monotonic()
         node.start()
@@ -149,8 +176,16 @@ class Brokers:
         return Target("ours", node.broker_port, (node.pid,), ready)
 
     def _start_java(self, directory: Path, flush: str) -> Target:
+        return self._start_cluster(directory, {"flushDiskType": flush})
+
+    def _start_guarded_java(self, directory: Path, flush: str) -> Target:
+        conf = directory / "conf"
+        conf.mkdir(parents=True)
+        (conf / "plain_acl.yml").write_text(ACCOUNTS)
+        return self._start_cluster(directory, {"flushDiskType": flush, "aclEnable": "true"})
+
+    def _start_cluster(self, directory: Path, settings: Mapping[str, str]) -> Target:
         namesrv, broker = free_port(), free_port(-2, 1)
-        settings = {"flushDiskType": flush}
         cluster = JavaCluster(directory, namesrv, broker, settings=settings, heap=JAVA_HEAP)
         self._stack.callback(cluster.kill9)
         began = time.monotonic()

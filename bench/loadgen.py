@@ -23,6 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+from cosmodrome.layout import ACCESS_KEY, SIGNATURE
+from cosmodrome.wire.signature import signature
+
 OPAQUE_FIRST = 1_000_000_000  # ten digits, so that patching keeps the header's length
 OFFSET_FIRST = 10_000_000_000
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -44,8 +47,20 @@ def header(code: int, ext: dict[str, str]) -> dict[str, object]:
     }
 
 
-def send_frame(options: argparse.Namespace, queue_id: int, number: int) -> bytearray:
-    """`number` makes the unique key; frames of one load have the same length."""
+def header_of(request: bytearray) -> tuple[dict[str, str], bytes]:
+    """The fields of a request that `frame` made, and its body."""
+    end = 8 + int.from_bytes(request[4:8], "big")
+    fields: dict[str, str] = json.loads(request[8:end])["extFields"]
+    return fields, bytes(request[end:])
+
+
+def send_frame(
+    options: argparse.Namespace, queue_id: int, number: int, account: tuple[str, str] | None = None
+) -> bytearray:
+    """`number` makes the unique key; frames of one load have the same length.
+
+    With an account (access key and secret) it is signed. The opaque is not part of what is signed.
+    """
     properties = f"TAGS\x01{options.tag}\x02UNIQ_KEY\x017F00000100002A9F{number:016X}"
     if options.delay:
         properties += f"\x02DELAY\x01{options.delay}"
@@ -77,6 +92,10 @@ def send_frame(options: argparse.Namespace, queue_id: int, number: int) -> bytea
             strict=True,
         )
     )
+    if account is not None:
+        access_key, secret = account
+        ext[ACCESS_KEY] = access_key
+        ext[SIGNATURE] = signature(secret.encode(), ext, body)
     return frame(header(code, ext), body)
 
 

@@ -1,4 +1,4 @@
-"""Sends over many topics, delayed sends, and a given number of sends to fill a topic.
+"""Sends over many topics, delayed and signed sends, and a given number of sends to fill a topic.
 
 All requests are encoded before the clock starts and have one length, so a burst is a slice of one
 ring of bytes; answers are counted, not parsed. That costs next to nothing per message, but
@@ -31,12 +31,14 @@ def make_ring(options: argparse.Namespace) -> tuple[memoryview, int]:
     """All frames, one after the other, and the length of one."""
     places = options.topics * options.queues
     least = FRAMES_MIN // options.batch
+    access_key, _, secret = options.account.partition(":")
+    account = (access_key, secret) if access_key else None
     frames = []
     for number in range(places * -(-least // places)):
         topic = f"{options.topic}{number % options.topics:04d}"
         of_topic = argparse.Namespace(**{**vars(options), "topic": topic})
         queue = number // options.topics % options.queues
-        frames.append(bytes(send_frame(of_topic, queue, number)))
+        frames.append(bytes(send_frame(of_topic, queue, number, account)))
     assert len(set(map(len, frames))) == 1
     return memoryview(b"".join(frames)), len(frames[0])
 
@@ -160,6 +162,7 @@ def main() -> None:
     parser.add_argument("--queues", type=int, default=4)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--delay", type=int, default=0, help="delay level of what is sent")
+    parser.add_argument("--account", default="", help="key:secret that signs every request")
     parser.add_argument("--count", type=int, default=0, help="end after this many requests")
     parser.add_argument("--duration", type=float, default=5.0, help="seconds measured")
     parser.add_argument("--warmup", type=float, default=1.0, help="seconds before that")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from peers.raw import max_offset, put_topic
 
+from bench.access import access
 from bench.ballast import Ballast
 from bench.brokers import ASYNC, SYNC, Brokers, Target
 from bench.load import Generator
@@ -447,6 +448,7 @@ GROUPS: dict[str, tuple[str, Callable[[Bench], list[Row]]]] = {
     "footprint": ("Footprint of an idle node", footprint),
     "idle": ("Silent connections", idle),
     "sends": ("Sends, ASYNC_FLUSH", sends),
+    "access": ("Signed sends", access),
     "floor": ("Distance to a server that stores nothing", floor),
     "pure": ("Without the compiled core", pure),
     "pulls": ("Pulls", pulls),

@@ -10,8 +10,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from bench import java, load, loadgen, replication, ring, verdict
+from bench import access, java, load, loadgen, replication, ring, verdict
+from bench.brokers import ACCOUNT
 from bench.verdict import Row
+
+from cosmodrome.speed.signed.pure import Signatures
 
 
 def test_medians_take_the_figure_of_each_repetition() -> None:
@@ -48,6 +51,41 @@ def test_a_pair_is_judged_by_both_processes_and_by_what_waiting_costs() -> None:
     rows = replication.rows_of("SYNC_FLUSH", "64", found)
     assert [row.passed for row in rows] == [True, True, False, False, False]
     assert rows[-1].ours == [69]
+
+
+def test_checks_of_signed_sends_are_judged_without_their_hmac() -> None:
+    cpu = {"plain": (2.0, 20.0), "signed, not checked": (2.1, 20.0)}
+    cpu["signed and checked"] = (2.5, 30.0)
+    found = {
+        (case, server): [{access.CPU: figure, "tps": 1}]
+        for case, both in cpu.items()
+        for server, figure in zip(access.SERVERS, both, strict=True)
+    }
+    rows = access.rows_of(found, [0.4], [2.0])
+    assert rows[-1].ours == [pytest.approx(5.0)] and rows[-1].note == "Java 40.00 %"
+    assert access.rows_of(found, [0.3], [2.0])[-1].passed is False  # 10 % are left
+    assert access.rows_of(found, [0.41], [2.0])[-1].passed is True
+
+
+def test_the_hmac_is_measured_over_what_a_request_signs() -> None:
+    first, second = access.signed_parts()
+    assert ACCOUNT[0].encode() in first and len(second) == 128
+    pytest.importorskip("cosmodrome.speed.signed.native")
+    assert access.hmac_us() > 0
+
+
+def test_a_ring_is_signed_by_its_account() -> None:
+    data, _ = ring.make_ring(options(account=":".join(ACCOUNT)))
+    asked = []
+
+    def allows(access_key: str, code: int, values: tuple[str, ...]) -> bool:
+        asked.append((access_key, code, values))
+        return True
+
+    secrets = {ACCOUNT[0]: ACCOUNT[1].encode()}
+    law = Signatures({310: ("b",)}, secrets.get, allows)
+    assert law.proven_end(data, 0) == len(data)
+    assert (ACCOUNT[0], 310, ("Ring0002",)) in asked
 
 
 def test_a_bar_against_the_peer() -> None:
@@ -133,6 +171,7 @@ OPTIONS = {
     "size": 16,
     "batch": 1,
     "delay": 0,
+    "account": "",
     "count": 0,
     "pid": "",
     "op": "send",

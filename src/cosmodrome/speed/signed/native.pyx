@@ -317,17 +317,25 @@ cdef int _prepare(HmacKey *key, bytes secret) except -1:
     return 0
 
 
-def hmac_sha1(bytes secret not None, bytes first not None, bytes second not None, *, bint plain):
-    """HMAC-SHA1 of a message in two parts; `plain` does without the processor's own rounds."""
+def hmac_sha1(
+    bytes secret not None, bytes first not None, bytes second not None, *, bint plain,
+    Py_ssize_t times=1
+):
+    """HMAC-SHA1 of a message in two parts; `plain` does without the processor's own rounds.
+
+    It is made so many times with a key that is prepared once, as `Signatures` does.
+    """
     cdef HmacKey key
+    cdef Py_ssize_t turn
     cdef uint8_t digest[SHA1_DIGEST]
     sha1_choose(plain)
     try:
         _prepare(&key, secret)
-        hmac_digest(
-            &key, <const uint8_t *>PyBytes_AS_STRING(first), len(first),
-            <const uint8_t *>PyBytes_AS_STRING(second), len(second), digest
-        )
+        for turn in range(times):
+            hmac_digest(
+                &key, <const uint8_t *>PyBytes_AS_STRING(first), len(first),
+                <const uint8_t *>PyBytes_AS_STRING(second), len(second), digest
+            )
         return PyBytes_FromStringAndSize(<char *>digest, SHA1_DIGEST)
     finally:
         sha1_choose(False)
