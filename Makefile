@@ -48,7 +48,7 @@ oracle-replication: $(VENV)/.dev ## the long form: a pair with upstream's, a kil
 	REPLICATION_SECONDS=$(or $(REPLICATION_SECONDS),600) REPLICATION_KILL_S=30 $(BIN)/python -m pytest \
 	  tests/oracle/test_oracle_replication_kills.py -q -s $(ARGS)
 
-bench-abuse: $(VENV)/.dev ## what a paced neighbour feels beside each abuse, about 4 minutes; ARGS="--only slow-http"
+bench-abuse: $(VENV)/.dev ## what a paced neighbour feels beside each abuse, about 5 minutes; ARGS="--only slow-http"
 	$(BIN)/python -m bench.abuse $(ARGS)
 
 asan: $(VENV)/.dev ## twins, property tests and fuzz on compiled parts that notice every bad access

