@@ -33,7 +33,7 @@ sim: $(VENV)/.dev ## replay one simulated life of the store: make sim SEED=42
 sim-pair: $(VENV)/.dev ## replay one simulated life of a master and its slave: make sim-pair SEED=42
 	$(BIN)/python -m pytest tests/sim/test_sim_pair.py -q --pair-seed=$(SEED)
 
-fuzz: $(VENV)/.dev ## every parser, a store and both lanes; TARGET=header SEED=42 repeats, INPUT=file tries one input
+fuzz: $(VENV)/.dev ## every parser, a store, access control and both lanes; TARGET=header SEED=42 repeats, INPUT=file tries one input
 	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),10) $(BIN)/python -m tests.fuzz $(if $(TARGET),--target $(TARGET)) \
 	  $(if $(SEED),--seed $(SEED)) $(if $(INPUT),--input $(INPUT)) $(ARGS)
 

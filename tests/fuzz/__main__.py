@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.fuzz import parsers, servers
+from tests.fuzz import access, parsers, servers
 from tests.fuzz.engine import Target, attempt, fuzz
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +35,9 @@ TARGETS: dict[str, Callable[[], Target]] = {
         servers.HttpTarget,
         servers.StoreTarget,
         servers.LaneTarget,
+        access.SignedTarget,
+        access.AccountsTarget,
+        access.GuardedTarget,
     )
 }
 

@@ -13,6 +13,7 @@ import struct
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from tests.fuzz.engine import Broken, Target, dented, ending, outcome
@@ -201,7 +202,7 @@ class LaneTarget(Target):
     """
 
     name = "lane"
-    words = (
+    words: Sequence[bytes] = (
         *JSON_WORDS,
         *(b"DELAY\x011", b"DELAY\\u00011", b"TRAN_MSG\x01true", b"TIMER_", b"CLUSTER\x01"),
         *(b"WAIT\x01false\x02", b"WAIT\\u0001false", b'"e":"3"', b'"e":2,', b'"m":"true"'),
@@ -214,39 +215,13 @@ class LaneTarget(Target):
         self._scratch = tempfile.TemporaryDirectory(prefix="fuzz-lane-", dir=MEMORY)
         self._generation = self._rounds = 0
         self._sides: list[lanes.Side] = []
+        self._broker: dict[str, Any] = {}  # settings
 
     def corpus(self) -> Sequence[bytes]:
-        found = []
-        for seed in range(150):
-            chance = random.Random(seed)
-            kinds = [chance.choice(lanes.KINDS) for _ in range(chance.choice((1, 2, 3, 6)))]
-            data = b"".join(kind(chance, 1_000 + at) for at, kind in enumerate(kinds))
-            found.append(data)
-        return [data for data in found if len(data) < 40_000]
+        return streams()
 
     def mutate(self, data: bytes, chance: random.Random, others: Sequence[bytes]) -> bytes:
-        """Frames are damaged, dropped, doubled and mixed with those of other streams."""
-        frames = [*cut(data)]
-        if not frames or chance.random() < 0.05:
-            return dented(data, chance, self.words, others)
-        at = chance.randrange(len(frames))
-        kind = chance.randrange(6)
-        if kind == 0:
-            del frames[at]
-        elif kind == 1:
-            frames.insert(at, chance.choice(frames))
-        elif kind == 2:
-            frames[at:at] = cut(chance.choice(others))[:3]
-        elif kind == 3:
-            frames[at] = dented(frames[at], chance, self.words, others)
-        elif len(frames[at]) >= 8:
-            serialize, header, body = header_of(frames[at])
-            if kind == 4:
-                header = dented(header, chance, self.words, others)
-            else:
-                body = dented(body, chance, self.words, others)
-            frames[at] = framed(serialize, header, body)
-        return b"".join(frames)
+        return dented_frames(data, chance, self.words, others)
 
     def check(self, data: bytes, chance: random.Random) -> str:
         return self._runner.run(self._compare(data, chance))
@@ -275,7 +250,8 @@ class LaneTarget(Target):
         self._generation += 1
         for name in ("slow", "fast"):
             path = Path(self._scratch.name) / str(self._generation) / name
-            side = lanes.Side(path, lanes.env(self._generation), fast=name == "fast")
+            env = lanes.env(self._generation)
+            side = lanes.Side(path, env, fast=name == "fast", broker=self._broker)
             await side.__aenter__()
             # Whether the loop keeps up depends on the machine, and it would be in the answers.
             options = lanes.service_of(side, 310)._options
@@ -301,6 +277,43 @@ class LaneTarget(Target):
         self._runner.close()
         self._scratch.cleanup()
         logging.disable(logging.NOTSET)
+
+
+def streams() -> list[bytes]:
+    """Requests of all kinds that the lanes know, a few one after the other."""
+    found = []
+    for seed in range(150):
+        chance = random.Random(seed)
+        kinds = [chance.choice(lanes.KINDS) for _ in range(chance.choice((1, 2, 3, 6)))]
+        found.append(b"".join(kind(chance, 1_000 + at) for at, kind in enumerate(kinds)))
+    return [data for data in found if len(data) < 40_000]
+
+
+def dented_frames(
+    data: bytes, chance: random.Random, words: Sequence[bytes], others: Sequence[bytes]
+) -> bytes:
+    """Frames are damaged, dropped, doubled and mixed with those of other streams."""
+    frames = [*cut(data)]
+    if not frames or chance.random() < 0.05:
+        return dented(data, chance, words, others)
+    at = chance.randrange(len(frames))
+    kind = chance.randrange(6)
+    if kind == 0:
+        del frames[at]
+    elif kind == 1:
+        frames.insert(at, chance.choice(frames))
+    elif kind == 2:
+        frames[at:at] = cut(chance.choice(others))[:3]
+    elif kind == 3:
+        frames[at] = dented(frames[at], chance, words, others)
+    elif len(frames[at]) >= 8:
+        serialize, header, body = header_of(frames[at])
+        if kind == 4:
+            header = dented(header, chance, words, others)
+        else:
+            body = dented(body, chance, words, others)
+        frames[at] = framed(serialize, header, body)
+    return b"".join(frames)
 
 
 async def exchange(side: lanes.Side, pieces: Sequence[bytes]) -> tuple[bool, list[bytes]]:

@@ -10,7 +10,13 @@ import pytest
 from tests.fuzz.__main__ import TARGETS
 from tests.fuzz.engine import Broken, Target, at_most, attempt, fuzz
 
-SLOWER = {"store": 4, "http": 40, "lane": 170, "settings": 150}  # inputs; others take 500
+SLOWER = {
+    "store": 4,
+    "http": 40,
+    "lane": 170,
+    "guarded": 170,
+    "settings": 150,
+}  # inputs; others take 500
 
 
 class Planted(Target):
