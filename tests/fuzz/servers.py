@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 import os
@@ -19,7 +18,6 @@ import msgspec
 from tests.fuzz.engine import Broken, Target, dented, ending, outcome
 from tests.fuzz.parsers import GOLDEN, JSON_WORDS, framed, header_of
 from tests.twins import test_twins_lanes as lanes
-from tests.twins.test_twins_lane_garbage import first_broken
 
 from cosmodrome.env.options import StoreOptions
 from cosmodrome.env.real import real_env
@@ -198,7 +196,7 @@ class LaneTarget(Target):
     """Streams of requests to a broker with the fast lane and to one without it.
 
     Valid, damaged and cut anywhere: equal replies in equal order, the connection ended or not in
-    both, and in the end equal files and counts. `settled_together` names the only freedom.
+    both, and in the end equal files and counts.
     """
 
     name = "lane"
@@ -229,11 +227,9 @@ class LaneTarget(Target):
     async def _compare(self, data: bytes, chance: random.Random) -> str:
         if not self._sides:
             await self._begin()
-        pieces, at, broken = [], 0, first_broken(data)
+        pieces, at = [], 0
         while at < len(data):
             end = at + chance.choice((1, 3, 50, 700, 5_000, 100_000))
-            # The slow lane refuses a read as a whole, so a broken frame begins one.
-            end = broken if at < broken < end else end
             pieces.append(data[at:end])
             at = end
         slow, fast = [await exchange(side, pieces) for side in self._sides]
@@ -327,20 +323,7 @@ async def exchange(side: lanes.Side, pieces: Sequence[bytes]) -> tuple[bool, lis
             await side.feed(piece)
     await side.answered()
     out = bytes(side.wire.out).replace(b"/fast/", b"/slow/")  # paths in the words of errors
-    return side.wire.ended, settled_together(cut(out))
-
-
-def settled_together(replies: list[bytes]) -> list[bytes]:
-    """Acknowledgements that leave one after the other, in the order of their bytes.
-
-    What one write made durable is acknowledged in one turn of the loop: first what the fast lane
-    took, then what it had left to the slow lane. All other answers keep their place.
-    """
-    ordered: list[bytes] = []
-    for stored, group in itertools.groupby(replies, key=lambda reply: b"msgId" in reply[:400]):
-        found = list(group)
-        ordered += sorted(found) if stored else found
-    return ordered
+    return side.wire.ended, cut(out)
 
 
 def cut(data: bytes) -> list[bytes]:

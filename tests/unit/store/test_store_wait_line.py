@@ -1,8 +1,9 @@
-"""The wait line: everybody in the order of the log, each listener called once with its own."""
+"""The wait line: everybody hears in the order of the log, neighbours of one listener together."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from typing import Any
 
@@ -30,18 +31,47 @@ def line_of(*entries: tuple[int, float, Heard, str]) -> WaitLine:
     return line
 
 
-def test_each_listener_is_called_once_with_its_own() -> None:
+def test_neighbours_of_one_listener_hear_together() -> None:
     one, two = Heard(), Heard()
     line = line_of((10, 1, one, "a"), (20, 1, two, "b"), (30, 1, one, "c"), (40, 1, one, "d"))
     line.durable(5)
     assert not one.calls and not two.calls
-    line.durable(30)
-    assert one.calls == [(["a", "c"], PutStatus.OK)]
+    line.durable(20)
+    assert one.calls == [(["a"], PutStatus.OK)]
     assert two.calls == [(["b"], PutStatus.OK)]
-    line.durable(30)
+    line.durable(20)
     assert len(one.calls) == 1
     line.durable(40)
-    assert one.calls[1:] == [(["d"], PutStatus.OK)]
+    assert one.calls[1:] == [(["c", "d"], PutStatus.OK)]
+
+
+async def test_futures_and_listeners_hear_in_the_order_of_the_log() -> None:
+    """Also when several ends move in one turn of the loop, as at the end of a log file."""
+    line, heard = WaitLine(), list[str]()
+    ends = {"l0": 5, "f1": 10, "l1": 20, "f2": 30, "l2": 40, "l3": 50, "f3": 60, "l4": 70}
+
+    def listen(who: list[str], _outcome: object) -> None:
+        heard.extend(who)
+
+    def hear(name: str, _future: object) -> None:
+        heard.append(name)
+
+    for name, end in ends.items():
+        if name.startswith("l"):
+            line.join_durable(end, math.inf, listen, name)
+            continue
+        future: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(functools.partial(hear, name))
+        line.join_durable(end, math.inf, resolve, future)
+    line.durable(10)
+    assert heard == ["l0"]  # nobody is in front, so it hears at once
+    for end in (30, 40, 70):
+        line.durable(end)
+    await asyncio.sleep(0)
+    assert heard == list(ends)
+    line.join_durable(80, math.inf, listen, "l5")
+    line.durable(80)
+    assert heard[-1] == "l5"
 
 
 def test_written_and_durable_are_different_ends() -> None:

@@ -29,7 +29,6 @@ from cosmodrome.store.commit_log.wait_line import (
     Listener,
     Outcome,
     WaitLine,
-    call_listeners,
     resolve,
 )
 from cosmodrome.store.values import PutStatus
@@ -169,17 +168,17 @@ class Flush:
         return waiter
 
     def when_durable(self, end: int, listener: Listener, who: object, *, wait: bool = True) -> None:
-        """Like `durable`, but calls `listener` in the very turn in which the outcome is known.
+        """Like `durable`, but calls `listener` in the very turn in which the outcome is known; a
+        turn later if a future before it is heard of then.
 
-        It hears of everybody of its own for whom that is the same turn together. The caller then
-        has the log relieved.
+        It hears of neighbours of its own together. The caller then has the log relieved.
         """
         if self._usual and wait and self.durable_end < end <= self._log.end:
             outcome = None
         else:
             outcome = self._known_outcome(end, wait=wait)
         if outcome is not None:
-            call_listeners([(end, math.inf, listener, who)], outcome)
+            self._wait_line.tell(listener, [who], outcome)
         elif not wait:
             self._wait_line.join_written(end, listener, who)
         elif self._available is not None:
@@ -236,8 +235,7 @@ class Flush:
         if available:
             self._wait_line.join_slave(end, now, listener, who)
         elif end <= self.durable_end:
-            outcome = PutStatus.SLAVE_NOT_AVAILABLE
-            call_listeners([(end, math.inf, listener, who)], outcome)
+            self._wait_line.tell(listener, [who], PutStatus.SLAVE_NOT_AVAILABLE)
             return
         else:
             self._wait_line.join_without_slave(end, now, listener, who)

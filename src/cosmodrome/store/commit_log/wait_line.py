@@ -1,8 +1,9 @@
 """The wait line: who waits until the log is written, durable, or on a slave too, up to an end.
 
 Everybody stands in one line in the order of the log: the futures of slow sends, the tickets of the
-fast lane, delayed deliveries. When an end moves, those whose end is reached leave together, and
-each listener is called once with all of its own and one outcome.
+fast lane, delayed deliveries. When an end moves, those whose end is reached leave together and
+hear the outcome in this order, so a connection is answered in the order of the log whichever lane
+its requests took.
 
 Four lists hold them. An entry is a plain tuple, because one is made for each send; its second field
 is a time of the loop:
@@ -50,6 +51,7 @@ class WaitLine:
         self._without_slave: deque[Entry] = deque()
         self._disk_seconds = disk_seconds
         self._slave_seconds = slave_seconds
+        self._unheard = 0  # groups that left and hear of it in the next turn of the loop
 
     def join_written(self, end: int, listener: Listener, who: object) -> None:
         _join(self.for_written, (end, math.inf, listener, who))
@@ -72,7 +74,7 @@ class WaitLine:
     def written(self, end: int) -> None:
         """The log is in the kernel up to `end`."""
         if self.for_written:
-            call_listeners(_reached(self.for_written, end), PutStatus.OK)
+            self._tell_all(_reached(self.for_written, end), PutStatus.OK)
 
     def durable(self, end: int) -> None:
         """The log is safe up to `end`."""
@@ -81,16 +83,16 @@ class WaitLine:
             return
         first = line.popleft()
         if not line or line[0][0] > end:  # alone, as nearly always
-            _call(first[2], [first[3]], PutStatus.OK)
+            self.tell(first[2], [first[3]], PutStatus.OK)
         else:
-            call_listeners([first, *_reached(line, end)], PutStatus.OK)
+            self._tell_all([first, *_reached(line, end)], PutStatus.OK)
 
     def expire(self, now: float) -> None:
         """Let those go who waited too long."""
         late = []
         while self._for_durable and self._for_durable[0][1] <= now:
             late.append(self._for_durable.popleft())
-        call_listeners(late, PutStatus.FLUSH_DISK_TIMEOUT)
+        self._tell_all(late, PutStatus.FLUSH_DISK_TIMEOUT)
 
     def settle(self, durable_end: int, acked_end: int, now: float) -> None:
         """Let those go for whom both this disk and the slave are decided."""
@@ -111,7 +113,7 @@ class WaitLine:
         while line and (line[0][0] <= durable_end or now >= line[0][1] + self._disk_seconds):
             leaving.setdefault(PutStatus.SLAVE_NOT_AVAILABLE, []).append(line.popleft())
         for status, entries in leaving.items():
-            call_listeners(entries, status)
+            self._tell_all(entries, status)
 
     def next_deadline(self, now: float) -> float:
         """When time alone may let somebody go next; infinity when it never does."""
@@ -132,7 +134,7 @@ class WaitLine:
 
     def give_up_slaves(self, durable_end: int) -> None:
         """Nobody will hear of slaves any more; what this disk has is stored all the same."""
-        call_listeners(_reached(self._for_slave, durable_end), PutStatus.FLUSH_SLAVE_TIMEOUT)
+        self._tell_all(_reached(self._for_slave, durable_end), PutStatus.FLUSH_SLAVE_TIMEOUT)
 
     def fail_above(self, end: int, error: StoreUnwritable) -> None:
         """What lies above `end` will never be there."""
@@ -143,18 +145,41 @@ class WaitLine:
                 lost.append(line.pop())
         # Only now: a listener may come back, and waits for offsets that were given out again.
         lost.reverse()  # those who wait for the same end leave in the order in which they came
-        call_listeners(sorted(lost, key=_end_of), error)
+        self._tell_all(sorted(lost, key=_end_of), error)
 
+    # --- telling -----------------------------------------------------------------------------
 
-def call_listeners(leaving: Iterable[Entry], outcome: Outcome) -> None:
-    """Call each listener once, with all of its own in the order of the log."""
-    groups: dict[Listener, list[Any]] = {}
-    for _, _, listener, who in leaving:
-        if listener in groups:
-            groups[listener].append(who)
+    def _tell_all(self, leaving: Iterable[Entry], outcome: Outcome) -> None:
+        """In the order of the log; neighbours with one listener together."""
+        group: list[Any] = []
+        last: Listener | None = None
+        for _, _, listener, who in leaving:
+            if listener == last:
+                group.append(who)
+                continue
+            if last is not None:
+                self.tell(last, group, outcome)
+            last, group = listener, [who]
+        if last is not None:
+            self.tell(last, group, outcome)
+
+    def tell(self, listener: Listener, group: list[Any], outcome: Outcome) -> None:
+        """Whoever awaits a future hears of it a turn of the loop later, so do those behind it."""
+        if listener is resolve:
+            resolve(group, outcome)
+            self._unheard += 1
+            asyncio.get_running_loop().call_soon(self._heard)
+        elif self._unheard:
+            self._unheard += 1
+            asyncio.get_running_loop().call_soon(self._tell_now, listener, group, outcome)
         else:
-            groups[listener] = [who]
-    for listener, group in groups.items():
+            _call(listener, group, outcome)
+
+    def _heard(self) -> None:
+        self._unheard -= 1
+
+    def _tell_now(self, listener: Listener, group: list[Any], outcome: Outcome) -> None:
+        self._unheard -= 1
         _call(listener, group, outcome)
 
 
