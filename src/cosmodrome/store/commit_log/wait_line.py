@@ -145,23 +145,16 @@ class WaitLine:
                 lost.append(line.pop())
         # Only now: a listener may come back, and waits for offsets that were given out again.
         lost.reverse()  # those who wait for the same end leave in the order in which they came
-        self._tell_all(sorted(lost, key=_end_of), error)
+        # At once, whoever is in front: their offsets are given out again in this very turn.
+        for listener, group in _groups(sorted(lost, key=_end_of)):
+            _call(listener, group, error)
 
     # --- telling -----------------------------------------------------------------------------
 
     def _tell_all(self, leaving: Iterable[Entry], outcome: Outcome) -> None:
         """In the order of the log; neighbours with one listener together."""
-        group: list[Any] = []
-        last: Listener | None = None
-        for _, _, listener, who in leaving:
-            if listener == last:
-                group.append(who)
-                continue
-            if last is not None:
-                self.tell(last, group, outcome)
-            last, group = listener, [who]
-        if last is not None:
-            self.tell(last, group, outcome)
+        for listener, group in _groups(leaving):
+            self.tell(listener, group, outcome)
 
     def tell(self, listener: Listener, group: list[Any], outcome: Outcome) -> None:
         """Whoever awaits a future hears of it a turn of the loop later, so do those behind it."""
@@ -181,6 +174,17 @@ class WaitLine:
     def _tell_now(self, listener: Listener, group: list[Any], outcome: Outcome) -> None:
         self._unheard -= 1
         _call(listener, group, outcome)
+
+
+def _groups(leaving: Iterable[Entry]) -> list[tuple[Listener, list[Any]]]:
+    """Who leaves, in their order; neighbours with one listener together."""
+    groups: list[tuple[Listener, list[Any]]] = []
+    for _, _, listener, who in leaving:
+        if groups and groups[-1][0] == listener:
+            groups[-1][1].append(who)
+        else:
+            groups.append((listener, [who]))
+    return groups
 
 
 def _call(listener: Listener, group: list[Any], outcome: Outcome) -> None:
