@@ -71,8 +71,20 @@ async def test_locks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lock(locks, "a", 0, 1, 2) == [0, 1]
     for held in locks._locks.values():
         held.renewed_at -= module.EXPIRY_SECONDS + 1
+    locks._full_until -= module.FULL_SECONDS
     assert lock(locks, "a", 2) == [2]
     assert len(locks) == 1
+
+
+async def test_a_full_table_is_looked_through_once_and_not_for_each_queue(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "LOCKS_MAX", 2)
+    monkeypatch.setattr(module, "FULL_SECONDS", 3600.0)
+    locks = Locks()
+    assert lock(locks, "a", *range(100)) == [0, 1]
+    assert lock(locks, "b", *range(100)) == []
+    assert caplog.text.count("queue_locks_full") == 1
 
 
 @pytest.mark.parametrize("data", [body("", 0), body("a", 0, group=""), body("a", 0, group="a/b")])

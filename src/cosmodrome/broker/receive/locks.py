@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 EXPIRY_SECONDS = 60.0
 LOCKS_MAX = 200_000
+FULL_SECONDS = 1.0  # when nothing has expired, nobody looks again before
 
 Key = tuple[str, str, str, int]  # group, broker name, topic, queue id
 
@@ -56,6 +58,7 @@ class Locks:
         self._role = role
         self._account_of = account_of
         self._locks: dict[Key, _Lock] = {}
+        self._full_until = -math.inf
 
     def __len__(self) -> int:
         return len(self._locks)
@@ -107,12 +110,15 @@ class Locks:
 
     def _drop_expired(self, now: float) -> bool:
         """Make room; false when every lock is in use."""
+        if now < self._full_until:
+            return False
         expired = [
             key for key, lock in self._locks.items() if now - lock.renewed_at > EXPIRY_SECONDS
         ]
         for key in expired:
             del self._locks[key]
         if not expired:
+            self._full_until = now + FULL_SECONDS
             log.error("queue_locks_full count=%d; ordered consumers wait", len(self._locks))
         return bool(expired)
 
