@@ -39,6 +39,7 @@ _RIGHTS: Final[Mapping[str, Right]] = {
     "PUB|SUB": PUB | SUB,
     "SUB|PUB": PUB | SUB,
 }
+_TEXTS: Final[Mapping[Right, str]] = {right: text for text, right in reversed([*_RIGHTS.items()])}
 _LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 Document = dict[str, Any]
@@ -179,7 +180,7 @@ def _account(entry: Document) -> Account:
 
 
 def text_of_right(right: Right) -> str:
-    return next((text for text, meant in _RIGHTS.items() if meant == right), "DENY")
+    return _TEXTS.get(right, "DENY")
 
 
 def right_of(text: str) -> Right:

@@ -30,7 +30,8 @@ from cosmodrome.wire.frame import Frame
 from cosmodrome.wire.needs import Needs
 
 BODY_BYTES_MAX = 64 * 1024  # of a request that is not known to bring more
-SETTINGS_BYTES_MAX = 16 * 1024  # of one that brings settings; all of them fit
+SETTINGS_BYTES_MAX = 8 * 1024  # of one that brings settings; all of them take less than half
+SUBSCRIPTION_BYTES_MAX = 36 * 1024  # of one that brings a subscription; the longest one fits
 LIST_BYTES_MAX = 256 * 1024  # of one that brings a list: subscriptions, queues
 ANY_BODY = FRAME_BYTES_MAX  # whoever serves it has limits of its own
 

@@ -9,7 +9,15 @@ from msgspec import field
 from cosmodrome.wire import bodies
 from cosmodrome.wire.commands.fields import DROPPED
 from cosmodrome.wire.needs import ADMIN, SUB, Group, Resource, Topic, group, in_body
-from cosmodrome.wire.table import BROKER, CLIENT, LIST_BYTES_MAX, Command, Reply, command
+from cosmodrome.wire.table import (
+    BROKER,
+    CLIENT,
+    LIST_BYTES_MAX,
+    SUBSCRIPTION_BYTES_MAX,
+    Command,
+    Reply,
+    command,
+)
 
 
 def _of_heartbeat(heartbeat: bodies.HeartbeatData) -> Iterator[Resource]:
@@ -83,7 +91,13 @@ class UnlockBatchMq(Command[Reply]):
     """Give queue locks back; the body is an UnlockBatchRequestBody."""
 
 
-@command(46, "CHECK_CLIENT_CONFIG", served_by=BROKER, needs=_CHECK)
+@command(
+    46,
+    "CHECK_CLIENT_CONFIG",
+    served_by=BROKER,
+    needs=_CHECK,
+    body_bytes_max=SUBSCRIPTION_BYTES_MAX,
+)
 class CheckClientConfig(Command[Reply]):
     """Check a subscription expression; the body is a CheckClientRequestBody."""
 
