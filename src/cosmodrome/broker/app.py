@@ -207,7 +207,12 @@ def build_broker(
     router.watch_slow(lambda: options.slow_request_millis)
     announce = _build_announce(base, rooms)
     server = Server(
-        router, sockets, "broker", lane=_build_lane(base, rooms, router), door=base.tls.door
+        router,
+        sockets,
+        "broker",
+        lane=_build_lane(base, rooms, router),
+        door=base.tls.door,
+        offload=env.offload,
     )
     return Broker(base, rooms, announce, server, RequestMetrics(router, lambda: server))
 

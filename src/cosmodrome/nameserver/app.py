@@ -14,7 +14,7 @@ from collections.abc import Awaitable
 
 from cosmodrome.access.gate import Gate, build_gate
 from cosmodrome.env.background import Background
-from cosmodrome.env.base import Env
+from cosmodrome.env.base import Env, Offload
 from cosmodrome.env.options import NameServerOptions, SocketOptions
 from cosmodrome.errors import Code, ConfigError, ProtocolError, Refused
 from cosmodrome.layout import CRC_MASK, TOPIC_UNIT, TOPIC_UNIT_SUBSCRIPTION
@@ -295,8 +295,11 @@ class NameServer:
         router: Router,
         gate: Gate,
         door: Door | None,
+        *,
+        offload: Offload,
     ) -> None:
         self._settings = settings
+        self._offload = offload
         self._sockets = sockets
         self._gate = gate
         self._door = door
@@ -333,7 +336,9 @@ class NameServer:
         options = self._settings.options
         await self._gate.start()
         await self._values.load()
-        self._server = Server(self._router, self._sockets, "name server", door=self._door)
+        self._server = Server(
+            self._router, self._sockets, "name server", door=self._door, offload=self._offload
+        )
         try:
             self.port = await self._server.listen(options.bind_address, options.listen_port)
         except BaseException:
@@ -385,7 +390,7 @@ def build_nameserver(
     )
     router = Router(NAMESERVER, services, gate=gate)
     router.watch_slow(lambda: settings.options.slow_request_millis)
-    return NameServer(settings, sockets, routes, values, router, gate, door)
+    return NameServer(settings, sockets, routes, values, router, gate, door, offload=env.offload)
 
 
 def _elapsed_ms() -> int:

@@ -9,11 +9,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from cosmodrome.env.base import Offload
 from cosmodrome.env.options import SocketOptions
 from cosmodrome.errors import ConfigError
 from cosmodrome.transport.admission import Admission
 from cosmodrome.transport.connection import SocketConnection
 from cosmodrome.transport.http.health import http_response
+from cosmodrome.transport.memory import HeldMemory
 from cosmodrome.transport.peers import Lane, Limits
 from cosmodrome.transport.router import LogLimit, Router
 from cosmodrome.transport.tls import PLAIN, PLAIN_REFUSED, Door
@@ -36,7 +38,9 @@ class Server:
         hint: str = "",
         lane: Lane | None = None,
         door: Door | None = None,
+        offload: Offload | None = None,
     ) -> None:
+        """Without `offload`, memory that connections held stays with this process."""
         self.name = name
         self._door = door or Door()
         self.log_limit = LogLimit()
@@ -55,6 +59,7 @@ class Server:
         self._listeners: list[asyncio.Server] = []
         self._connections: set[SocketConnection] = set()
         self._held_bytes = 0
+        self._memory = None if offload is None else HeldMemory(offload)
         self._stopping = False
         self._changed = asyncio.Event()
 
@@ -127,6 +132,8 @@ class Server:
         for connection in tuple(self._connections):
             connection.abort(f"the {self.name} stops")
         await self._wait_until(lambda: not self._connections, loop.time() + CLOSE_GRACE_S)
+        if self._memory is not None:
+            self._memory.stop()
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             await listener.wait_closed()
@@ -176,6 +183,8 @@ class Server:
 
     def holds(self, more_bytes: int) -> bool:
         self._held_bytes += more_bytes
+        if self._memory is not None:
+            self._memory.now_holds(self._held_bytes)
         return self._held_bytes <= self._options.server_held_bytes_max
 
     def connection_quiet(self, connection: SocketConnection) -> None:
