@@ -741,12 +741,14 @@ async def test_pulls_follow_groups_and_topics(tmp_path: Path, lane_core: ModuleT
         group = SubscriptionGroupConfig(group_name="group")
         groups.put(group)
         await side.feed(frame(310, 1, send_fields(), b"x"))
+        await side.answered()
 
         async def pull(opaque: int, **topic: Any) -> None:
             if topic:
                 queues = {"read_queue_nums": 4, "write_queue_nums": 4}
                 topics.put(TopicConfig(topic_name="Plain", **{**queues, **topic}))
             await side.feed(plain_pull(opaque))
+            await side.answered()
 
         await pull(2)
         groups.put(msgspec.structs.replace(group, consume_enable=False))
