@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bench.columnar import records
+from bench.pair_operations import FILE_BYTES, LinkedSlave, MasterRole, Wire, at_once, slave
 from cosmodrome import speed
 from cosmodrome.broker.app import Broker, build_broker
 from cosmodrome.env.options import BrokerOptions, SocketOptions, StoreOptions
@@ -230,55 +231,16 @@ def _repeat(once: Callable[[], object]) -> Work:
 # --- a whole broker without sockets ----------------------------------------------------------
 
 
-class _Wire(asyncio.Transport):
-    """Forgets what is written."""
-
-    def __init__(self) -> None:
-        super().__init__({"peername": ("10.1.2.3", 40_123)})
-        self.written_bytes = 0
-
-    def write(self, data: Any) -> None:
-        self.written_bytes += len(data)
-
-    def writelines(self, parts: Any) -> None:
-        self.written_bytes += sum(map(len, parts))
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
-
-    def abort(self) -> None:
-        pass
-
-
-async def _at_once(work: Callable[[], Any]) -> Any:
-    """What else goes to a thread; its turn would come by chance."""
-    return work()
-
-
-def _built(folder: str, loop: asyncio.AbstractEventLoop) -> Broker:
+def _built(folder: str, role: MasterRole, loop: asyncio.AbstractEventLoop) -> Broker:
     """The flush is asynchronous, everything else as it is set. Timers of a real clock would come
     more often the slower the counter is."""
     return build_broker(
         BrokerOptions(broker_name="b", listen_port=0),
         StoreOptions(
             store_path_root_dir=folder,
+            broker_role=role,
             flush_disk_type="ASYNC_FLUSH",
-            mapped_file_size_commit_log=64 << 20,
+            mapped_file_size_commit_log=FILE_BYTES,
             max_hash_slot_num=100_000,
             max_index_num=400_000,
         ),
@@ -287,24 +249,27 @@ def _built(folder: str, loop: asyncio.AbstractEventLoop) -> Broker:
             real_env(),
             clock=SimClock(loop),
             random=random.Random(7),
-            offload=_at_once,
+            offload=at_once,
             syncer=None,
         ),
     )
 
 
-def _broker(data: bytes, first: bytes = b"", *, held: bool = False) -> Iterator[Work]:
+def _broker(
+    data: bytes, first: bytes = b"", *, held: bool = False, linked: MasterRole | None = None
+) -> Iterator[Work]:
     """`data` arrives in one read every 0.1 ms of a time that passes only between the reads.
 
-    With `held` a consumer waits for it, pulling anew each time.
+    With `held` a consumer waits for it, pulling anew each time. With `linked`, which is the role of
+    this master, a slave follows and reports whatever it was sent.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         runner = stack.enter_context(asyncio.Runner(loop_factory=JumpLoop))
-        broker = _built(folder, runner.get_loop())
-        wire, waiting_wire = _Wire(), _Wire()
+        broker = _built(folder, linked or "ASYNC_MASTER", runner.get_loop())
+        wire, waiting_wire = Wire(), Wire()
 
-        async def begin() -> tuple[Any, Any]:
+        async def begin() -> tuple[Any, Any, LinkedSlave | None]:
             await broker.start()
             topics = broker._rooms.members.topics
             for name in ("Plain", *(f"Plain{number}" for number in range(TOPICS))):
@@ -313,9 +278,10 @@ def _broker(data: bytes, first: bytes = b"", *, held: bool = False) -> Iterator[
             connection.connection_made(wire)
             waiting = broker._server._connection()
             waiting.connection_made(waiting_wire)
-            return connection, waiting
+            follower = LinkedSlave(broker._rooms.replicate.source) if linked else None
+            return connection, waiting, follower
 
-        connection, waiting = runner.run(begin())
+        connection, waiting, follower = runner.run(begin())
         stack.callback(lambda: runner.run(broker.stop()))
         stack.callback(connection.connection_lost, None)
         stack.callback(waiting.connection_lost, None)
@@ -332,6 +298,8 @@ def _broker(data: bytes, first: bytes = b"", *, held: bool = False) -> Iterator[
                     read(waiting, pull(next(offsets), hold=True))
                 read(connection, data)
                 await asyncio.sleep(PAUSE_S)
+                if follower is not None:
+                    follower.report()
                 assert wire.written_bytes > before, "the broker did not answer"
                 assert not held or waiting_wire.written_bytes > heard, "nobody was woken"
 
@@ -362,6 +330,15 @@ OPERATIONS: dict[str, Callable[[], Iterator[Work]]] = {
     "broker: 16 sends of 128 B to 16 topics": lambda: _broker(sends(16, topics=TOPICS)),
     "broker: one send of 128 B, for which a pull waits": lambda: _broker(sends(1), held=True),
     "broker: a pull of 32 × 128 B": lambda: _broker(pull(), first=sends(16)),
+    "master: 16 sends of 1 KiB, a slave follows": lambda: _broker(
+        sends(16, size=1024), linked="ASYNC_MASTER"
+    ),
+    "master: 16 sends of 1 KiB, which wait for a slave": lambda: _broker(
+        sends(16, size=1024), linked="SYNC_MASTER"
+    ),
+    "slave: 1 record of 1 KiB": lambda: slave(1, synced=False),
+    "slave: 16 records of 1 KiB": lambda: slave(16, synced=False),
+    "slave: 16 records of 1 KiB, synced": lambda: slave(16, synced=True),
 }
 build = {name: contextlib.contextmanager(make) for name, make in OPERATIONS.items()}
 
