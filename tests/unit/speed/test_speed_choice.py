@@ -17,7 +17,7 @@ from cosmodrome.speed import arrow, client, due, lane
 from cosmodrome.speed.choice import compiled
 
 DOORS = {
-    "speed": "walk",
+    "speed": "decode_header",
     "speed.lane": "Intake",
     "speed.arrow": "ColumnBuilder",
     "speed.client": "outline",

@@ -1,4 +1,4 @@
-# Part of native.pyx: hashes, the encoder of records and the walk over them (the twin: pure.py).
+# Part of native.pyx: hashes, the encoder of records and the walk over them (the twin: records.py).
 
 def java_hash(str text not None):
     return _java_hash(text)
