@@ -77,6 +77,8 @@ class Flush:
         self._interval_timer: asyncio.TimerHandle | None = None
         self._new_syncer = env.syncer or functools.partial(_OffloadSyncer, env.offload)
         self._syncer: Syncer | None = None
+        # From `open` on. To ask for the running loop is a call of the kernel before Python 3.12.
+        self._loop: asyncio.AbstractEventLoop
         self._syncing = False
         self._at_sync_end: list[asyncio.Future[None]] = []
         self.on_sync_failed: Callable[[], None] = lambda: None
@@ -85,6 +87,7 @@ class Flush:
 
     def open(self, end: int, last_ms: int) -> None:
         """Everything up to `end` was recovered and synced."""
+        self._loop = asyncio.get_running_loop()
         self.durable_end = self.synced_end = end
         self.synced_ms = last_ms
         self._syncer = self._new_syncer()
@@ -186,7 +189,7 @@ class Flush:
         elif not self._synced:
             self._wait_line.join_durable(end, math.inf, listener, who)
         else:
-            loop = asyncio.get_running_loop()
+            loop = self._loop
             deadline = loop.time() + self._timeout_seconds
             self._wait_line.join_durable(end, deadline, listener, who)
             if self._deadline_timer is None:
@@ -231,21 +234,22 @@ class Flush:
         return PutStatus.OK if self._pooled and self._available is None else None
 
     def _join_acked(self, end: int, listener: Listener, who: object, *, available: bool) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if available:
-            self._wait_line.join_slave(end, now, listener, who)
+            first = self._wait_line.join_slave(end, now, listener, who)
         elif end <= self.durable_end:
             self._wait_line.tell(listener, [who], PutStatus.SLAVE_NOT_AVAILABLE)
             return
         else:
-            self._wait_line.join_without_slave(end, now, listener, who)
-        self._arm(self._wait_line.next_deadline(now))
+            first = self._wait_line.join_without_slave(end, now, listener, who)
+        if first:  # who joins behind others leaves behind them
+            self._arm(self._wait_line.next_deadline(now))
 
     def _settle(self) -> None:
         """This disk, a slave or time has moved on."""
-        now = asyncio.get_running_loop().time()
-        self._wait_line.settle(self.durable_end, self.acked_end, now)
-        self._arm(self._wait_line.next_deadline(now))
+        now = self._loop.time()
+        if self._wait_line.settle(self.durable_end, self.acked_end, now):
+            self._arm(self._wait_line.next_deadline(now))
 
     def _slave_trouble(self) -> str | None:
         first = self._wait_line.first_for_slave
@@ -285,7 +289,7 @@ class Flush:
             return  # closed
         files = self._log.take_dirty()
         written_ms = self._log.written_ms
-        self._sync_began = asyncio.get_running_loop().time()
+        self._sync_began = self._loop.time()
         self._syncing = True
         done = functools.partial(self._on_synced, target, written_ms)
         syncer.begin(files, self.on_sync_failed, done)
@@ -347,7 +351,7 @@ class Flush:
             return
         if timer is not None:
             timer.cancel()
-        self._deadline_timer = asyncio.get_running_loop().call_at(deadline, self._expire)
+        self._deadline_timer = self._loop.call_at(deadline, self._expire)
 
     def _wake_later(self) -> None:
         if self._interval_seconds > 0:

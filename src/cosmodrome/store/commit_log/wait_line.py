@@ -63,13 +63,19 @@ class WaitLine:
         else:
             _join(line, (end, deadline, listener, who))
 
-    def join_slave(self, end: int, now: float, listener: Listener, who: object) -> None:
-        """Wait for this disk and for a slave."""
-        _join(self._for_slave, (end, now, listener, who))
+    def join_slave(self, end: int, now: float, listener: Listener, who: object) -> bool:
+        """Wait for this disk and for a slave; whether nobody did before."""
+        line = self._for_slave
+        if line and line[-1][0] <= end:
+            line.append((end, now, listener, who))
+            return False
+        _join(line, (end, now, listener, who))
+        return len(line) == 1
 
-    def join_without_slave(self, end: int, now: float, listener: Listener, who: object) -> None:
-        """There is no slave to wait for: wait for this disk."""
+    def join_without_slave(self, end: int, now: float, listener: Listener, who: object) -> bool:
+        """There is no slave to wait for: wait for this disk; whether nobody did before."""
         _join(self._without_slave, (end, now, listener, who))
+        return len(self._without_slave) == 1
 
     def written(self, end: int) -> None:
         """The log is in the kernel up to `end`."""
@@ -94,8 +100,8 @@ class WaitLine:
             late.append(self._for_durable.popleft())
         self._tell_all(late, PutStatus.FLUSH_DISK_TIMEOUT)
 
-    def settle(self, durable_end: int, acked_end: int, now: float) -> None:
-        """Let those go for whom both this disk and the slave are decided."""
+    def settle(self, durable_end: int, acked_end: int, now: float) -> bool:
+        """Let those go for whom both this disk and the slave are decided; whether anybody went."""
         leaving: dict[PutStatus, list[Entry]] = {}
         line = self._for_slave
         while line:
@@ -114,6 +120,7 @@ class WaitLine:
             leaving.setdefault(PutStatus.SLAVE_NOT_AVAILABLE, []).append(line.popleft())
         for status, entries in leaving.items():
             self._tell_all(entries, status)
+        return bool(leaving)
 
     def next_deadline(self, now: float) -> float:
         """When time alone may let somebody go next; infinity when it never does."""
