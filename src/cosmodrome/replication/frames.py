@@ -22,7 +22,6 @@ whole, within the limits below.
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -114,21 +113,18 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     more: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(msgspec.Struct, frozen=True):
     epoch: int
     end: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(msgspec.Struct, frozen=True):
     epoch: int
     end: int
     last_store_ms: int  # -1 when the stream does not say it
 
 
-@dataclasses.dataclass(slots=True)
-class Run:
+class Run(msgspec.Struct):
     """Bytes of the log in one piece; `parts` are views that die with the read they came from."""
 
     offset: int
@@ -282,6 +278,10 @@ class SlaveFrames(_Frames):
     """What a slave of ours says behind HELLO."""
 
     def feed(self, data: bytes) -> list[FromSlave]:
+        if len(data) == _ACK.size and data[0] == ACK and not self._held:  # as nearly always
+            _, size, epoch, end = _ACK.unpack(data)
+            if size == _ACK_FIELDS:
+                return [Ack(epoch, end)]
         view = memoryview(data)
         said: list[FromSlave] = []
         at = 0
@@ -358,7 +358,8 @@ class MasterFrames(_Frames):
     def feed(self, data: memoryview) -> list[FromMaster]:
         said: list[FromMaster] = []
         log = self._log
-        log.go_on(said)
+        if log.left:
+            log.go_on(said)
         at, end = 0, len(data)
         while at < end:
             if log.left:

@@ -39,7 +39,7 @@ class Intake:
         ProtocolError: it does not stand where it has to. StoreCorrupt: it is no record.
         StoreUnwritable: the store cannot take it.
         """
-        if run.offset != self.next_offset:
+        if run.offset != self.end + self._held_bytes:
             raise ProtocolError(
                 f"the master sends what stands at {run.offset}, this log goes on at"
                 f" {self.next_offset}"
@@ -53,7 +53,8 @@ class Intake:
         else:
             data = b"".join((*self._held, *run.parts))
         taken = self._take_all(data)
-        self._held, self._held_bytes, self._wanted = [], 0, 0
+        if self._held:
+            self._held, self._held_bytes, self._wanted = [], 0, 0
         if taken < len(data):
             rest = bytes(memoryview(data)[taken:])
             self._hold([rest], len(rest))

@@ -163,6 +163,9 @@ class MasterLink(asyncio.BufferedProtocol):
 
     def _hear(self, said: frames.FromMaster) -> None:
         progress = self.progress
+        if progress.begun and isinstance(said, frames.Run):  # as nearly always
+            self._take(said)
+            return
         if isinstance(said, frames.Refusal):
             refusal = told_apart(said, self._store)
             self.end(End.REFUSED, refusal.why, refusal.remedy)
@@ -237,12 +240,15 @@ class MasterLink(asyncio.BufferedProtocol):
         self._began()
 
     def _take(self, run: frames.Run) -> None:
-        self._check_epoch(run.epoch)
+        if run.epoch != EPOCH:
+            self._check_epoch(run.epoch)
         progress = self.progress
         progress.taken_bytes += self._intake.take(run)
         end = run.offset + run.size
-        progress.master_end = max(progress.master_end, end)
-        self._look_at_step()
+        if end > progress.master_end:
+            progress.master_end = end
+        if not progress.in_step:
+            self._look_at_step()
 
     def _beaten(self, beat: frames.Beat) -> None:
         self._check_epoch(beat.epoch)
