@@ -80,8 +80,8 @@ def torn_record_written(patch: Patch) -> None:
     """A slave writes whatever has come."""
     whole_spans = copy.whole_spans
 
-    def all_spans(piece: memoryview, offset: int, file_end: int) -> list[Span]:
-        spans = whole_spans(piece, offset, file_end)
+    def all_spans(piece: memoryview, offset: int, file_end: int, *rest: Any) -> list[Span]:
+        spans = whole_spans(piece, offset, file_end, *rest)
         at = spans[-1].end if spans else offset
         end = min(offset + len(piece), file_end)
         return [*spans, Span(at, end, 0, 0, (), b"")] if at < end else spans
@@ -159,8 +159,8 @@ def index_forgotten(patch: Patch) -> None:
     """A slave does not index what it takes."""
     whole_spans = copy.whole_spans
 
-    def without_keys(piece: memoryview, offset: int, file_end: int) -> list[Span]:
-        spans = whole_spans(piece, offset, file_end)
+    def without_keys(*arguments: Any) -> list[Span]:
+        spans = whole_spans(*arguments)
         for span in spans:
             span.keys = b""
         return spans

@@ -86,7 +86,7 @@ async def test_a_promoted_slave_goes_on_with_the_queues_of_its_master(tmp_path: 
     log = whole(master)
     half = len(log) // 2
     take_all(slave, log, half)
-    slave._log.queue_end("T", 0)  # somebody kept it
+    slave._log.queue_ends.find("T", 0)  # somebody kept it
     take_all(slave, log, len(log))
     slave._options = msgspec.structs.replace(slave._options, broker_role="SYNC_MASTER")
     expected = {
@@ -288,10 +288,13 @@ async def test_a_failed_write_takes_nothing_and_the_next_one_goes_on(tmp_path: P
     log = whole(master)
     while slave.log_end < len(log):
         end = slave.log_end
+        ends = slave._log.queue_ends
+        before = {key: queue_end.next for key, queue_end in ends._ends.items()}
         faults.write, faults.write_part_bytes = "commitlog", 50
         with pytest.raises(StoreUnwritable, match="No space left"):
             slave.take(end, log[end : end + 3500])
         assert slave.log_end == end and whole(slave) == log[:end]
+        assert {key: ends.find(*key).next for key in before} == before
         faults.write = None
         assert slave.take(end, log[end : end + 3000])
     await synced(slave)
@@ -378,7 +381,7 @@ async def test_an_empty_log_begins_where_its_master_says(tmp_path: Path) -> None
         await slave.start()
         assert (slave.log_start, slave.log_end) == (start, len(log))
         assert whole(slave) == log[start:] and derived(slave, COUNT) == expected
-    assert slave._log.queue_end("T", 0).next == master.bounds("T", 0)[1]
+    assert slave._log.queue_ends.find("T", 0).next == master.bounds("T", 0)[1]
     await slave.stop()
     await master.stop()
 

@@ -1,4 +1,4 @@
-# Part of native.pyx: what queues and index need of many records (the twin: pure.py).
+# Part of native.pyx: what queues and index need of many records (the twin: records.py).
 
 cdef enum:
     NEAR = 16
@@ -197,3 +197,161 @@ def gather(view, int64_t base, start, end, bint check_crc, Py_ssize_t limit, int
         PyBuffer_Release(&buffer)
     packed = [(name, number, first, bytes(entries)) for name, number, first, entries in runs]
     return packed, bytes(keys), delayed, count, last_ms, at, why
+
+
+cdef class _KnownEnd:
+    """What is kept of a queue between two calls of `gather_next`."""
+
+    cdef QueueEnd queue_end
+    cdef uint32_t prefix  # hash of "topic#"
+
+
+cdef struct NearEnd:
+    const uint8_t *topic
+    Py_ssize_t topic_bytes
+    int32_t queue_id
+    uint32_t prefix
+    Py_ssize_t run
+
+
+cdef struct NextEntry:
+    Py_ssize_t run
+    int64_t log_offset
+    int64_t tags_code
+    int32_t size
+
+
+# Every call has its own mark, and none of those that a lane gives to queue ends.
+cdef uint64_t _takings = <uint64_t>1 << 63
+
+
+cdef _KnownEnd _known_end(dict known, Fields *fields, queue_end):
+    """The end of a record's queue; None when the record needs a closer look."""
+    cdef bytes key = PyBytes_FromStringAndSize(NULL, fields.topic_bytes + 4)
+    cdef uint8_t *to = <uint8_t *>PyBytes_AS_STRING(key)
+    cdef _KnownEnd found
+    cdef str topic
+    _put(_put32(to, <uint32_t>fields.queue_id), fields.topic, fields.topic_bytes)
+    found = known.get(key)
+    if found is not None and found.queue_end.next >= 0:
+        return found
+    topic = _text(fields.topic, fields.topic_bytes)
+    if topic == pure.SCHEDULE_TOPIC:
+        return None
+    found = _KnownEnd()
+    try:
+        found.queue_end = <QueueEnd?>queue_end(topic, fields.queue_id)
+    except StoreError:
+        return None
+    found.prefix = _prefix(topic)
+    known[key] = found
+    return found
+
+
+cdef void *_room_for(void *data, Py_ssize_t *room, Py_ssize_t wanted) except NULL:
+    """Memory for `wanted` bytes; what was there stays."""
+    cdef void *grown
+    if data != NULL and wanted <= room[0]:
+        return data
+    grown = PyMem_Realloc(data, 2 * wanted)
+    if grown == NULL:
+        raise MemoryError
+    room[0] = 2 * wanted
+    return grown
+
+
+def gather_next(
+    view, int64_t base, end, int64_t whole_ms, dict known not None, queue_end, list undo not None
+):
+    global _takings
+    cdef Py_buffer buffer
+    cdef Py_ssize_t at = 0
+    cdef Py_ssize_t stop, size, number
+    cdef Py_ssize_t count = 0
+    cdef Py_ssize_t keys_bytes = 0
+    cdef Py_ssize_t keys_room = 0
+    cdef Py_ssize_t entries_room = 0
+    cdef int64_t last_ms = 0
+    cdef int32_t kind
+    cdef uint64_t mark
+    cdef uint8_t *keys = NULL
+    cdef NextEntry *entries = NULL
+    cdef NearEnd near[NEAR]  # queues that were met lately
+    cdef NearEnd *met
+    cdef OneRun *one
+    cdef Fields fields
+    cdef Facts facts
+    cdef _KnownEnd found
+    cdef QueueEnd to
+    cdef Runs runs = Runs()
+    if not 0 <= end <= len(view):
+        raise ValueError(f"walk from 0 to {end} outside a view of {len(view)} bytes")
+    stop = end
+    _takings += 1
+    mark = _takings
+    memset(near, 0, sizeof(near))
+    PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
+    try:
+        while at < stop:
+            if _record(
+                <const uint8_t *>buffer.buf, base, at, stop, True, whole_ms, &fields, &size
+            ) != WALK_MORE:
+                break
+            kind = fields.sys_flag & SYS_TRANSACTION_MASK
+            if kind == SYS_PREPARED or kind == SYS_ROLLBACK:
+                break
+            if not 0 <= fields.queue_offset <= QUEUE_OFFSET_LIMIT:
+                break
+            met = &near[fields.queue_id & (NEAR - 1)]
+            if (
+                met.topic == NULL or fields.queue_id != met.queue_id
+                or fields.topic_bytes != met.topic_bytes
+                or memcmp(fields.topic, met.topic, met.topic_bytes) != 0
+            ):
+                found = _known_end(known, &fields, queue_end)
+                if found is None:
+                    break
+                to = found.queue_end
+                if to.mark != mark:
+                    if to.next != fields.queue_offset:
+                        break
+                    to.run = runs.add(to)
+                    to.mark = mark
+                met[0] = NearEnd(
+                    fields.topic, fields.topic_bytes, fields.queue_id, found.prefix, to.run
+                )
+            one = &runs.runs[met.run]
+            if one.first + one.count != fields.queue_offset:
+                break
+            _read_facts(fields.properties, fields.properties_bytes, &facts)
+            keys = <uint8_t *>_room_for(
+                keys, &keys_room, keys_bytes + (_keys_max(&facts) + 1) * INDEX_KEY_BYTES
+            )
+            keys_bytes = _put_keys(
+                keys + keys_bytes, <PyObject *>(<QueueEnd>one.queue_end).key[0], met.prefix, &facts,
+                fields.log_offset, fields.store_ms,
+            ) - keys
+            entries = <NextEntry *>_room_for(
+                entries, &entries_room, (count + 1) * sizeof(NextEntry)
+            )
+            entries[count] = NextEntry(met.run, fields.log_offset, _tags_code(&facts), size)
+            one.count += 1
+            last_ms = fields.store_ms
+            count += 1
+            at += size
+        if count:
+            runs.allot()
+            for number in range(count):
+                one = &runs.runs[entries[number].run]
+                one.to = _put64(one.to, <uint64_t>entries[number].log_offset)
+                one.to = _put32(one.to, <uint32_t>entries[number].size)
+                one.to = _put64(one.to, <uint64_t>entries[number].tags_code)
+            undo.append(runs.put_back)
+            for number in range(runs.count):
+                one = &runs.runs[number]
+                (<QueueEnd>one.queue_end).next = one.first + one.count
+        return runs, PyBytes_FromStringAndSize(<char *>keys, keys_bytes), count, last_ms, at
+    finally:
+        PyBuffer_Release(&buffer)
+        PyMem_Free(keys)
+        PyMem_Free(entries)

@@ -8,6 +8,7 @@ from cosmodrome.speed.core.pure import decode_header as decode_header
 from cosmodrome.speed.core.pure import encode_header as encode_header
 from cosmodrome.speed.core.pure import encode_record as encode_record
 from cosmodrome.speed.core.pure import gather as gather
+from cosmodrome.speed.core.pure import gather_next as gather_next
 from cosmodrome.speed.core.pure import java_hash as java_hash
 from cosmodrome.speed.core.pure import key_hash as key_hash
 from cosmodrome.speed.core.pure import select as select

@@ -23,7 +23,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from cosmodrome import layout
-from cosmodrome.errors import MessageTooLarge
+from cosmodrome.errors import MessageTooLarge, StoreError
 from cosmodrome.speed.core import pure
 
 cdef extern from "Python.h":
@@ -54,6 +54,7 @@ cdef Py_ssize_t MIDDLE_BYTES = layout.RECORD_MIDDLE.size
 cdef Py_ssize_t RECORD_BYTES_MIN = layout.RECORD_BYTES_MIN
 cdef Py_ssize_t SECTOR_BYTES = layout.SECTOR_BYTES
 cdef Py_ssize_t QUEUE_ENTRY_BYTES = layout.QUEUE_ENTRY_BYTES
+cdef int64_t QUEUE_OFFSET_LIMIT = layout.QUEUE_OFFSET_LIMIT
 cdef int32_t QUEUE_FILLER_SIZE = layout.QUEUE_FILLER_SIZE
 cdef Py_ssize_t INDEX_ENTRY_BYTES = layout.INDEX_ENTRY.size
 cdef Py_ssize_t INDEX_KEY_BYTES = layout.INDEX_KEY.size

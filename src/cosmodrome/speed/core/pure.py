@@ -26,6 +26,7 @@ from cosmodrome.speed.core.records import SCHEDULE_TOPIC as SCHEDULE_TOPIC
 from cosmodrome.speed.core.records import Entry as Entry
 from cosmodrome.speed.core.records import encode_record as encode_record
 from cosmodrome.speed.core.records import gather as gather
+from cosmodrome.speed.core.records import gather_next as gather_next
 from cosmodrome.speed.core.records import java_hash as java_hash
 from cosmodrome.speed.core.records import key_hash as key_hash
 from cosmodrome.speed.core.records import walk as walk

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 import zlib
+from collections.abc import Callable, Collection
+from typing import Any
 
-from cosmodrome.errors import MessageTooLarge
+from cosmodrome.errors import MessageTooLarge, StoreError
 from cosmodrome.layout import (
     CRC_MASK,
     HOST_V4_BYTES,
@@ -16,6 +19,7 @@ from cosmodrome.layout import (
     MAGIC_RECORD_V2,
     PROPERTIES_BYTES_MAX,
     QUEUE_ENTRY,
+    QUEUE_OFFSET_LIMIT,
     RECORD_BYTES_MIN,
     RECORD_HEAD,
     RECORD_MIDDLE,
@@ -31,12 +35,13 @@ from cosmodrome.layout import (
     WALK_EMPTY,
     WALK_MORE,
 )
-from cosmodrome.speed.core.tails import Run
+from cosmodrome.speed.core.tails import QueueEnd, Run, put_back
 
 # log_offset, size, topic, queue_id, queue_offset, sys_flag, store_ms, tags_code, delay_level, keys
 Entry = tuple[int, int, str, int, int, int, int, int, int, tuple[str, ...]]
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+_IN_NO_QUEUE = (SYS_PREPARED, SYS_ROLLBACK)
 
 
 # --- hash ----------------------------------------------------------------------------------
@@ -306,3 +311,47 @@ def gather(
     packed = [(topic, queue_id, first, bytes(data)) for topic, queue_id, first, data in runs]
     last_ms = entries[-1][6] if entries else 0
     return packed, bytes(keys), delayed, len(entries), last_ms, position, why
+
+
+def gather_next(
+    view: memoryview,
+    base: int,
+    end: int,
+    whole_ms: int,
+    known: dict[bytes, Any],
+    queue_end: Callable[[str, int], QueueEnd],
+    undo: list[Callable[[], None]],
+) -> tuple[Collection[Run], bytes, int, int, int]:
+    """What `gather` finds in the records at the front that are plain and the next of their queues.
+
+    Stops before a record that needs a closer look: it is not good, in a transaction, delayed, not
+    the next one of its queue, or of a queue that cannot be. `queue_end` gives the end of a queue,
+    which is moved behind its records; what moves it back goes to `undo`. Compiled code keeps ends
+    in `known`, by queue id and topic. Returns runs, keys, how many, last store time, position.
+    """
+    entries, _, _ = walk(view, base, 0, end, True, len(view), whole_ms)
+    ends: dict[tuple[str, int], tuple[QueueEnd, bytearray]] = {}
+    keys = bytearray()
+    count = last_ms = position = 0
+    for entry in entries:
+        log_offset, size, topic, queue_id, queue_offset, sys_flag, store_ms, tags_code = entry[:8]
+        if topic == SCHEDULE_TOPIC or sys_flag & SYS_TRANSACTION_MASK in _IN_NO_QUEUE:
+            break
+        if not 0 <= queue_offset <= QUEUE_OFFSET_LIMIT:
+            break
+        try:
+            found = ends.get((topic, queue_id)) or (queue_end(topic, queue_id), bytearray())
+        except StoreError:
+            break
+        if found[0].next + len(found[1]) // QUEUE_ENTRY.size != queue_offset:
+            break
+        ends[topic, queue_id] = found
+        found[1].extend(QUEUE_ENTRY.pack(log_offset, size, tags_code))
+        for key in entry[9]:
+            keys += INDEX_KEY.pack(key_hash(topic, key), log_offset, store_ms)
+        count, last_ms, position = count + 1, store_ms, log_offset + size - base
+    runs = [(*name, end.next, bytes(data)) for name, (end, data) in ends.items()]
+    undo.append(functools.partial(put_back, [(end, end.next) for end, _ in ends.values()]))
+    for end_of_queue, data in ends.values():
+        end_of_queue.next += len(data) // QUEUE_ENTRY.size
+    return runs, bytes(keys), count, last_ms, position

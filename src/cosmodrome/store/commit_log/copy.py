@@ -10,6 +10,8 @@ queue offset is possible.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cosmodrome import speed
 from cosmodrome.errors import StoreCorrupt
 from cosmodrome.layout import (
@@ -27,32 +29,56 @@ from cosmodrome.store.commit_log.staging import Span
 WHOLE_MS = 1 << 62  # no power cut is between the master's memory and here: no look for lost sectors
 
 
-def whole_spans(piece: memoryview, offset: int, file_end: int) -> list[Span]:
+# The span of the plain records at the front of a piece, which begins at a log offset and has
+# records up to a position; None when there is none.
+PlainSpan = Callable[[memoryview, int, int], Span | None]
+
+
+def whole_spans(
+    piece: memoryview, offset: int, file_end: int, plain_span: PlainSpan | None = None
+) -> list[Span]:
     """What of `piece`, which begins at the log offset `offset`, can be taken; maybe nothing.
 
     Nothing behind `file_end`, where the file ends, is looked at. StoreCorrupt when the first thing
     that is not taken is no beginning of a record.
     """
     piece = piece[: file_end - offset]
-    limit = len(piece) // RECORD_BYTES_MIN + 1
     records_end = max(0, min(len(piece), file_end - BLANK_BYTES - offset))
-    runs, keys, delayed, count, last_ms, position, _ = speed.gather(
-        piece, offset, 0, records_end, True, limit, WHOLE_MS
-    )
-    at = offset + position
-    for first in [run[2] for run in runs] + [entry[4] for entry in delayed]:
-        if not 0 <= first <= QUEUE_OFFSET_LIMIT:
-            raise _corrupt(offset, f"a record behind there says that its queue offset is {first}")
-    spans = [Span(offset, at, last_ms, count, runs, keys, delayed)] if count else []
+    spans: list[Span] = []
+    plain = plain_span(piece, offset, records_end) if plain_span is not None else None
+    if plain is not None:
+        spans.append(plain)
+        if plain.end == offset + len(piece):
+            return spans  # as nearly always
     try:
-        blank = _is_whole_blank(piece[position:], at, file_end)
+        _add_others(spans, piece, offset, records_end, file_end)
     except StoreCorrupt:
         if not spans:
             raise
-        return spans  # what comes first is good; the next piece begins with what is not
-    if blank:
-        spans.append(Span(at, file_end, last_ms, 0, (), b""))
+        # What comes first is good; the next piece begins with what is not.
     return spans
+
+
+def _add_others(
+    spans: list[Span], piece: memoryview, offset: int, records_end: int, file_end: int
+) -> None:
+    """Add what follows the spans in `piece`: records of any kind, then the blank of a file."""
+    start, last_ms = (spans[-1].end - offset, spans[-1].last_ms) if spans else (0, 0)
+    limit = len(piece) // RECORD_BYTES_MIN + 1
+    runs, keys, delayed, count, found_ms, position, _ = speed.gather(
+        piece, offset, start, max(start, records_end), True, limit, WHOLE_MS
+    )
+    for first in [run[2] for run in runs] + [entry[4] for entry in delayed]:
+        if not 0 <= first <= QUEUE_OFFSET_LIMIT:
+            raise _corrupt(
+                offset + start, f"a record behind there says that its queue offset is {first}"
+            )
+    at = offset + position
+    if count:
+        last_ms = found_ms
+        spans.append(Span(offset + start, at, last_ms, count, runs, keys, delayed))
+    if _is_whole_blank(piece[position:], at, file_end):
+        spans.append(Span(at, file_end, last_ms, 0, (), b""))
 
 
 def _is_whole_blank(rest: memoryview, at: int, file_end: int) -> bool:

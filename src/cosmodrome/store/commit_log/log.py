@@ -25,28 +25,22 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 
-from cosmodrome import speed
 from cosmodrome.env.base import Env, SegmentFile
 from cosmodrome.errors import StoreBusy, StoreError, StoreUnwritable, name_of, reason_of
 from cosmodrome.layout import (
     BLANK,
     BLANK_BYTES,
     MAGIC_BLANK,
-    QUEUE_ENTRY_BYTES,
-    SYS_PREPARED,
-    SYS_ROLLBACK,
-    SYS_TRANSACTION_MASK,
 )
 from cosmodrome.store.commit_log.copy import whole_spans
 from cosmodrome.store.commit_log.failures import Failures
+from cosmodrome.store.commit_log.queue_ends import QueueEnds
 from cosmodrome.store.commit_log.segment import OpenFiles, Warming, create_lasting, segment_path
 from cosmodrome.store.commit_log.spare import Spare
-from cosmodrome.store.commit_log.staging import Chunk, Span, Stageable
+from cosmodrome.store.commit_log.staging import Chunk, Span, Stageable, Undo
 
 STAGED_BYTES_MAX = 4 * 1024 * 1024
 FINGERPRINT_BYTES = 64 * 1024
-
-QueueKey = tuple[str, int]
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +77,7 @@ class Log:
         self.on_lost: Callable[[int, StoreUnwritable], None] = lambda start, error: None
         self._env = env
         self._files = files
-        self._next_offset = next_offset  # of a queue, as far as it was dispatched
+        self.queue_ends = QueueEnds(next_offset)
         self._pool = pool
         self._warming = warming
         self._zeros_ahead_bytes = zeros_ahead_bytes
@@ -91,7 +85,6 @@ class Log:
         self._fail_fast = fail_fast
         self.trouble: str | None = None  # why messages are refused for now
         self._due: asyncio.Handle | None = None
-        self._queue_ends: dict[QueueKey, speed.QueueEnd] = {}
         self._last_ms = 0
         self._staged: list[Chunk] = []
         self._staged_bytes = 0
@@ -182,7 +175,7 @@ class Log:
             if self._pool is not None:
                 room = min(room, self._pool.size_bytes - self._staged_bytes)
             taken, count, runs, keys = records.encode(
-                chunk.data, self.end, room, store_ms, self.queue_end, chunk.undo
+                chunk.data, self.end, room, store_ms, self.queue_ends.find, chunk.undo
             )
             chunk.add(taken, count, store_ms, runs, keys)
             self.end = chunk.end
@@ -206,19 +199,23 @@ class Log:
         if offset != self.end or self.end != self.written_end:
             raise StoreUnwritable(f"the log ends at {self.end}; {offset} does not continue it")
         base = self.base_of(offset)
+        file = self._writer(base)
+        undo: Undo = []
+        plain_span = functools.partial(self.queue_ends.plain_span, undo)
         with memoryview(data) as view:
-            spans = whole_spans(view, offset, base + self.segment_bytes)
+            spans = whole_spans(view, offset, base + self.segment_bytes, plain_span)
             if not spans:
                 return 0
-            chunk = Chunk(self._writer(base), base, start=offset, end=spans[-1].end, spans=spans)
-            size = chunk.end - offset
-            chunk.data += view[:size]
-        chunk.last_ms = spans[0].last_ms
-        chunk.undo.append(self._follow(spans[0]))
-        self.end = chunk.end
-        self._last_ms = max(self._last_ms, chunk.last_ms)
-        self._staged.append(chunk)
-        failure = self.write()
+            last = spans[-1]
+            size = last.end - offset
+            undo += [self.queue_ends.follow(span) for span in spans if not span.followed]
+            chunk = Chunk(file, base, start=offset, end=last.end, undo=undo, spans=spans)
+            chunk.last_ms = last.last_ms
+            chunk.copied = view[:size]
+            self.end = chunk.end
+            self._last_ms = max(self._last_ms, chunk.last_ms)
+            self._staged.append(chunk)
+            failure = self.write()
         if failure is not None:
             raise failure
         return size
@@ -242,18 +239,9 @@ class Log:
             self._write_in(0.0)
         return None
 
-    def queue_end(self, topic: str, queue_id: int) -> speed.QueueEnd:
-        """The end of a queue; it may be kept for as long as it is not negative."""
-        found = self._queue_ends.get((topic, queue_id))
-        if found is None:
-            found = speed.QueueEnd(topic, queue_id, self._next_offset(topic, queue_id))
-            self._queue_ends[found.key] = found
-        return found
-
     def forget(self, topic: str) -> None:
         """The queues of this topic are gone: their offsets start again."""
-        for key in [key for key in self._queue_ends if key[0] == topic]:
-            self._queue_ends.pop(key).next = -1
+        self.queue_ends.forget(topic)
 
     def write(self) -> StoreUnwritable | None:
         """Carry everything staged to the kernel; what failed is taken back and returned."""
@@ -363,28 +351,6 @@ class Log:
         return base + start, zlib.crc32(view[start:stop])
 
     # --- inside ------------------------------------------------------------------------------
-    def _follow(self, span: Span) -> Callable[[], None]:
-        """Bring the ends of queues behind records that a master numbered; returns what undoes it.
-
-        They are only used once this broker takes messages itself.
-        """
-        assert span.runs is not None
-        moved: list[tuple[speed.QueueEnd, int]] = []
-        ends = [(run[0], run[1], run[2] + len(run[3]) // QUEUE_ENTRY_BYTES) for run in span.runs]
-        ends += [
-            (entry[2], entry[3], entry[4] + 1)
-            for entry in span.delayed
-            if entry[5] & SYS_TRANSACTION_MASK not in (SYS_PREPARED, SYS_ROLLBACK)
-        ]
-        for topic, queue_id, end in ends:
-            try:
-                queue_end = self.queue_end(topic, queue_id)
-            except StoreError:
-                continue  # dispatch says why there is no such queue
-            moved.append((queue_end, queue_end.next))
-            queue_end.next = end
-        return functools.partial(speed.put_back, moved)
-
     def _drop_writers(self) -> None:
         """Remove the files that were made for records, of which there are none yet."""
         spare = self._spare
@@ -439,11 +405,13 @@ class Log:
 
     def _write_chunk(self, chunk: Chunk) -> Exception | None:
         """What fails is returned: what is staged must be taken back, not forgotten."""
-        data = chunk.data
+        data: bytes | bytearray | memoryview = chunk.data
+        if chunk.copied is not None:
+            data = chunk.copied
         data_end = chunk.start + len(data)
         stale = self._stale.get(chunk.base, 0)
         if stale > data_end:
-            data = data + bytes(stale - data_end)
+            data = bytes(data) + bytes(stale - data_end)
         try:
             if not chunk.described:
                 chunk.describe()

@@ -72,6 +72,7 @@ class Span:
     runs: Runs | None  # None until `Chunk.describe`
     keys: bytes
     delayed: Sequence[speed.Entry] = ()
+    followed: bool = False  # a copy of a master's, and the ends of its queues are behind it
 
 
 @dataclasses.dataclass(slots=True)
@@ -83,6 +84,7 @@ class Chunk:
     start: int
     end: int  # behind the data when the rest of the file is blank
     data: bytearray = dataclasses.field(default_factory=bytearray)
+    copied: memoryview | None = None  # what is written instead of data, as a master sent it
     undo: Undo = dataclasses.field(default_factory=list)  # in the order of staging
     spans: list[Span] = dataclasses.field(default_factory=list)
     last_ms: int = 0
