@@ -31,7 +31,7 @@ from cosmodrome.wire.message import join_address
 BUFFER_BYTES = 2 << 20  # what waits in the transport before the link pauses
 TURN_BYTES = 4 << 20  # sent in one turn of the loop
 JOINED_BYTES = 64 << 10  # frames up to this size leave together
-GATHER_S = 0.001  # what no sender waits for leaves together, so long after the first of it
+GATHER_S = 0.004  # what no sender waits for leaves together, so long after the first of it
 GATHER_BYTES = 256 << 10  # or as soon as it is so much
 ROWS_GATHER_S = 0.2
 ROWS_MAX = 10_000  # changed rows of one table that are kept; above, the whole table is sent again

@@ -1,7 +1,7 @@
 """A master's side: the port where slaves connect, and what they have of the log.
 
-    store.written ─► every link: bytes leave in the turn in which they were written, or within a
-                     millisecond when no sender waits for slaves
+    store.written ─► every link: bytes leave in the turn in which they were written, or within
+                     some milliseconds when no sender waits for slaves
     reports ─► the best of the live links ─► store.acknowledge
 
 The best report counts for sends that wait (SYNC_MASTER), the lowest holds retention back. Both are
