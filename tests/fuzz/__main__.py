@@ -46,9 +46,9 @@ def run_one(name: str, seed: int, seconds: float) -> int:
     target = TARGETS[name]()
     try:
         result = fuzz(target, seed, seconds=seconds, folder=FOLDER)
+        print(result, flush=True)  # before what the end may find, which follows from the fault
     finally:
         target.close()
-    print(result, flush=True)
     return 1 if result.fault else 0
 
 
