@@ -71,7 +71,8 @@ def main() -> int:
         "COSMODROME_REQUIRE_NATIVE": "1",
         "FUZZ_SECONDS": os.environ.get("FUZZ_SECONDS", FUZZ_SECONDS),
     }
-    words = sys.argv[1:] or ["-q", "-n", "0"]
+    # Not captured: a report ends the process, and what pytest holds would end with it.
+    words = sys.argv[1:] or ["-q", "-n", "0", "-s"]
     tests = run("-m", "pytest", *TESTS, *words, env=watched)
     return run("-m", "tests.fuzz", env=watched) or tests
 

@@ -195,7 +195,8 @@ cdef inline int _put_text(Column *to, const uint8_t *at, Py_ssize_t size) except
 
 cdef inline int _put_bytes(Room *to, const uint8_t *at, Py_ssize_t size) except -1:
     _reserve(to, size)
-    memcpy(to.data + to.size, at, size)
+    if size:  # what holds nothing yet has no address that could be copied to
+        memcpy(to.data + to.size, at, size)
     to.size += size
     return 0
 
