@@ -7,6 +7,7 @@ A server of the machine is used when it is on PATH; otherwise Debian's package i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import ssl
 from collections.abc import Iterator
@@ -269,18 +270,25 @@ async def test_a_minority_serves_nothing(tmp_path: Path) -> None:
     with EtcdCluster(tmp_path, 3) as cluster:
         engine = EtcdEngine(cluster)
         client, key = engine.client(), f"{engine.prefix}a"
+        hasty = engine.client(attempt_s=0.5)
         await put(client, key, b"1")
         for member in cluster.members[1:]:
             member.kill()
-        hasty = engine.client(attempt_s=0.5)
         with pytest.raises(ConsensusUnavailable, match=r"within 0.5 s|no leader"):
             await hasty.get(key)
         with pytest.raises((ResultUnknown, ConsensusUnavailable)):
             await hasty.commit([], [Put(key, b"2")])
-        with pytest.raises(ConsensusUnavailable):
+        # A leader that has not noticed yet knows that there is no such lease.
+        with pytest.raises((ConsensusUnavailable, LeaseGone)):
             await hasty.keep(1)
         for member in cluster.members[1:]:
             member.begin()
+        async with asyncio.timeout(120):
+            while True:  # until they are up and have a leader
+                with contextlib.suppress(ConsensusUnavailable):
+                    await client.get(key)
+                    break
+                await asyncio.sleep(0.2)
         with pytest.raises(LeaseGone):
             await client.keep(1)
         assert (await client.get(key)).entries[0].value in (b"1", b"2")
