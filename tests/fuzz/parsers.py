@@ -349,7 +349,9 @@ class SettingsTarget(Target):
     name = "settings"
 
     def __init__(self) -> None:
-        logging.getLogger("cosmo.config").setLevel(logging.ERROR)
+        self._log = logging.getLogger("cosmo.config")
+        self._level = self._log.level
+        self._log.setLevel(logging.ERROR)
         self._groups = (BrokerOptions, StoreOptions, SocketOptions, NameServerOptions)
         self._lines = [
             f"{key}={'' if value is None else json.dumps(value)}\n".replace('"', "").encode()
@@ -371,6 +373,8 @@ class SettingsTarget(Target):
             return end
         assert isinstance(values, dict)
         group = self._groups[chance.randrange(len(self._groups))]
-        return outcome(lambda: resolve([group], [Source("file", values)]).get(group), ConfigError)[
-            0
-        ]
+        source = Source("file", values)
+        return outcome(lambda: resolve([group], [source]).get(group), ConfigError)[0]
+
+    def close(self) -> None:
+        self._log.setLevel(self._level)
