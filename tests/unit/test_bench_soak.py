@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from bench import abuse, attacks, soak
 
+from cosmodrome.env.steps import at_once
 from cosmodrome.errors import ProtocolError
-from cosmodrome.wire.bodies import TOPICS_MAX, decode_registration
+from cosmodrome.wire import registration
+from cosmodrome.wire.bodies import TOPICS_MAX
 
 SECONDS = 400.0
 
@@ -107,11 +109,11 @@ def test_the_bars_of_abuse() -> None:
 
 
 def test_the_largest_registration_is_taken_and_a_larger_one_refused() -> None:
-    taken = decode_registration(attacks.registered(TOPICS_MAX), compressed=True)
+    taken = at_once(registration.reading(attacks.registered(TOPICS_MAX), compressed=True))
     assert len(taken.topic_config_serialize_wrapper.topic_config_table) == TOPICS_MAX
     huge = attacks.registered(600_000)
     with pytest.raises(ProtocolError, match="600000 topics"):
-        decode_registration(huge, compressed=True)
+        at_once(registration.reading(huge, compressed=True))
 
 
 def test_memory_without_mapped_files_is_looked_at() -> None:

@@ -37,7 +37,7 @@ from cosmodrome.env.signal import Signal
 from cosmodrome.errors import CosmodromeError
 from cosmodrome.layout import CRC_MASK
 from cosmodrome.transport.channel import Channel
-from cosmodrome.wire import bodies
+from cosmodrome.wire import bodies, registration
 from cosmodrome.wire.bodies import (
     MASTER_ID,
     DataVersion,
@@ -414,7 +414,7 @@ def registration_body(
     body = RegisterBrokerBody(
         topic_config_serialize_wrapper=wrapper, filter_server_list=list(filter_servers)
     )
-    return bodies.encode_registration(body, compressed=compressed)
+    return registration.encode(body, compressed=compressed)
 
 
 def _lowered(table: Mapping[str, TopicConfig], perm: int) -> dict[str, TopicConfig]:

@@ -16,11 +16,13 @@ from cosmodrome.access.gate import Gate, build_gate
 from cosmodrome.env.background import Background
 from cosmodrome.env.base import Env, Offload
 from cosmodrome.env.options import NameServerOptions, SocketOptions
+from cosmodrome.env.steps import Steps, at_once, in_turns
 from cosmodrome.errors import Code, ConfigError, ProtocolError, Refused
 from cosmodrome.layout import CRC_MASK, TOPIC_UNIT, TOPIC_UNIT_SUBSCRIPTION
 from cosmodrome.nameserver.kv import ORDER_TOPIC_CONFIG, KeyValues
 from cosmodrome.nameserver.metrics import NameServerMetrics
 from cosmodrome.nameserver.routes import (
+    TOPICS_PER_STEP,
     Broker,
     Identity,
     Registration,
@@ -36,7 +38,7 @@ from cosmodrome.transport.ports import is_own_address
 from cosmodrome.transport.router import LogLimit, Router
 from cosmodrome.transport.server import Server
 from cosmodrome.transport.tls import Door
-from cosmodrome.wire import bodies, commands
+from cosmodrome.wire import bodies, commands, registration
 from cosmodrome.wire.message import join_address
 from cosmodrome.wire.table import NAMESERVER, Call, Connection, Reply
 
@@ -55,7 +57,7 @@ class Announcements:
         self._routes = routes
         self._values = values
         self._offload = env.offload
-        self._registering = asyncio.Lock()  # large ones, one after the other
+        self._one_at_a_time = asyncio.Lock()  # of large registrations
         self._watched: set[Connection] = set()
         self._log_limit = LogLimit()
 
@@ -66,7 +68,7 @@ class Announcements:
         if ask.compressed or len(ask.body) > SMALL_BYTES:
             return self._register_slowly(ask, call)
         try:
-            news = _registration(ask, call.frame.version)
+            news = at_once(_reading(ask, call.frame.version))
             master = self._routes.register(news, call.connection)
         except (Refused, ProtocolError) as error:
             self._log_refusal(ask, call, error)
@@ -76,20 +78,17 @@ class Announcements:
     async def _register_slowly(
         self, ask: commands.RegisterBroker, call: Call
     ) -> commands.RegisterBrokerReply:
-        """A large registration: read off the loop, taken over in steps."""
+        """A large registration: inflated off the loop, read and taken over in steps."""
+        reading = _reading(ask, call.frame.version)
         try:
-            async with self._registering:
-                news = await self._offload(lambda: _registration(ask, call.frame.version))
-                steps = self._routes.registering(news, call.connection)
-                while True:
-                    try:
-                        next(steps)
-                    except StopIteration as end:
-                        return self._registered(end.value, call)
-                    await asyncio.sleep(0)
+            async with self._one_at_a_time:
+                await self._offload(lambda: next(reading))
+                news = await in_turns(reading)
+                master = await in_turns(self._routes.registering(news, call.connection))
         except (Refused, ProtocolError) as error:
             self._log_refusal(ask, call, error)
             raise
+        return self._registered(master, call)
 
     def _registered(
         self, master: tuple[str, str] | None, call: Call
@@ -401,17 +400,22 @@ def _identity(ask: commands.UnregisterBroker | commands.QueryDataVersion) -> Ide
     return Identity(ask.cluster_name, ask.broker_name, ask.broker_id, ask.broker_addr)
 
 
-def _registration(ask: commands.RegisterBroker, version: int) -> Registration:
+def _reading(ask: commands.RegisterBroker, version: int) -> Steps[Registration]:
+    """What a broker says, in steps. The first one looks at the whole body and touches no table."""
     if ask.body_crc32 and zlib.crc32(ask.body) & CRC_MASK != ask.body_crc32:
         raise Refused(
             Code.SYSTEM_ERROR,
             f"bodyCrc32 is {ask.body_crc32}, the body's checksum is"
             f" {zlib.crc32(ask.body) & CRC_MASK}: it was damaged on its way. Register again.",
         )
-    body = bodies.decode_registration(ask.body, compressed=bool(ask.compressed), version=version)
+    compressed = bool(ask.compressed)
+    body = yield from registration.reading(ask.body, compressed=compressed, version=version)
+    yield  # also after a body without topics
     wrapper = body.topic_config_serialize_wrapper
     topics = {}
-    for key, topic in wrapper.topic_config_table.items():
+    for number, (key, topic) in enumerate(wrapper.topic_config_table.items(), 1):
+        if number % TOPICS_PER_STEP == 0:
+            yield
         if topic.topic_name != key:
             raise Refused(
                 Code.SYSTEM_ERROR,

@@ -20,9 +20,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from cosmodrome.env.steps import Steps, at_once
 from cosmodrome.errors import Code, Refused
 from cosmodrome.wire.bodies import MASTER_ID, PERM_READ, PERM_WRITE, QUEUES_MAX, TOPICS_MAX
 from cosmodrome.wire.names import REPLY_TOPIC_SUFFIX, check_topic
@@ -130,17 +131,11 @@ class Routes:
     def register(self, news: Registration, connection: Connection) -> tuple[str, str] | None:
         """Take over what a broker says about itself. For a slave whose master is alive, returns the
         master's address and the address of its replication port."""
-        steps = self.registering(news, connection)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                master: tuple[str, str] | None = end.value
-                return master
+        return at_once(self.registering(news, connection))
 
     def registering(
         self, news: Registration, connection: Connection
-    ) -> Generator[None, None, tuple[str, str] | None]:
+    ) -> Steps[tuple[str, str] | None]:
         """`register` in steps, each of a few topics. What is refused is so before the first change,
         except where others took the room meanwhile."""
         yield from self._check(news)

@@ -9,8 +9,6 @@ Members that only 5.x knows are UNSET, and so not written, unless they were read
 
 from __future__ import annotations
 
-import struct
-import zlib
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -19,7 +17,6 @@ from msgspec import UNSET, Meta, UnsetType, field
 from cosmodrome import speed
 from cosmodrome.errors import ProtocolError
 from cosmodrome.wire import fastjson
-from cosmodrome.wire.frame import VERSION
 
 B = TypeVar("B", bound="Body")
 
@@ -279,10 +276,14 @@ class SubscriptionData(Body, kw_only=True):
     topic: str
 
     def __post_init__(self) -> None:
-        self.expression_type = self.expression_type or TAG
+        if not self.expression_type:
+            self.expression_type = TAG
         if self.expression_type != TAG or self.class_filter_mode:
             return
-        if not self.tags_set and self.sub_string != EVERYTHING:
+        if not self.tags_set and self.sub_string == EVERYTHING:
+            self.code_set = []
+            return
+        if not self.tags_set:
             tags = (tag.strip() for tag in self.sub_string.split("||"))
             self.tags_set = list(dict.fromkeys(tag for tag in tags if tag))
         self.code_set = list(dict.fromkeys(speed.java_hash(tag) for tag in self.tags_set))
@@ -453,109 +454,3 @@ def _enumeration(value: str, names: tuple[str, ...]) -> str:
     if value.isascii() and value.isdigit():
         return names[int(value)] if len(value) < 3 and int(value) < len(names) else names[0]
     return value.upper()
-
-
-# --- registration, compressed form ------------------------------------------------------------
-# zlib of: length i32, DataVersion | count i32, count × (length i32, topic line) | length i32, list
-# A topic line is "name read write perm filterType" with single blanks (5.x adds attributes).
-
-INFLATED_BYTES_MAX = 16 * 1024 * 1024  # as much as fits into a frame without compression
-_LENGTH = struct.Struct(">i")
-_BARE_WRAPPER_BEFORE = 37  # Compat: brokers before 3.0.11 send the topics alone
-
-
-def encode_registration(body: RegisterBrokerBody, *, compressed: bool) -> bytes:
-    """The body of REGISTER_BROKER. The compressed form loses `order` and `topicSysFlag`."""
-    if not compressed:
-        return encode(body)
-    wrapper = body.topic_config_serialize_wrapper
-    lines = [
-        f"{topic.topic_name} {topic.read_queue_nums} {topic.write_queue_nums} {topic.perm}"
-        f" {topic.topic_filter_type}".encode()
-        for topic in wrapper.topic_config_table.values()
-    ]
-    version = encode(wrapper.data_version)
-    servers = msgspec.json.encode(body.filter_server_list)
-    parts = [_LENGTH.pack(len(version)), version, _LENGTH.pack(len(lines))]
-    for line in (*lines, servers):
-        parts += (_LENGTH.pack(len(line)), line)
-    return zlib.compress(b"".join(parts), 9)
-
-
-def decode_registration(
-    data: bytes, *, compressed: bool, version: int = VERSION
-) -> RegisterBrokerBody:
-    """Read the body of REGISTER_BROKER; `version` is the one in the request's frame."""
-    if not data:
-        return RegisterBrokerBody()
-    if version < _BARE_WRAPPER_BEFORE:
-        wrapper = decode(TopicConfigSerializeWrapper, data)
-        return RegisterBrokerBody(topic_config_serialize_wrapper=wrapper)
-    if not compressed:
-        return decode(RegisterBrokerBody, data)
-    cursor = _Cursor(_inflate(data))
-    data_version = decode(DataVersion, cursor.take(cursor.length()))
-    topics: dict[str, TopicConfig] = {}
-    count = cursor.length()
-    if count > TOPICS_MAX:
-        raise ProtocolError(
-            f"registration: {count} topics; a broker has at most {TOPICS_MAX}, delete unused ones"
-        )
-    for _ in range(count):
-        topic = _topic_line(cursor.take(cursor.length()))
-        topics[topic.topic_name] = topic
-    try:
-        servers = msgspec.json.decode(cursor.take(cursor.length()), type=list[str])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"registration: bad list of filter servers: {error}") from error
-    wrapper = TopicConfigSerializeWrapper(data_version=data_version, topic_config_table=topics)
-    return RegisterBrokerBody(filter_server_list=servers, topic_config_serialize_wrapper=wrapper)
-
-
-def _inflate(data: bytes) -> bytes:
-    inflater = zlib.decompressobj()
-    try:
-        text = inflater.decompress(data, INFLATED_BYTES_MAX)
-    except zlib.error as error:
-        raise ProtocolError(f"registration does not inflate: {error}") from error
-    if inflater.unconsumed_tail:
-        raise ProtocolError(f"registration inflates to more than {INFLATED_BYTES_MAX} bytes")
-    if not inflater.eof:
-        raise ProtocolError("registration ends in the middle of its compressed data")
-    return text
-
-
-class _Cursor:
-    """Takes lengths and bytes from a buffer; no length may reach beyond its end."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def length(self) -> int:
-        (length,) = _LENGTH.unpack(self.take(_LENGTH.size))
-        if not 0 <= length <= len(self._data) - self._at:
-            raise ProtocolError(f"registration: length {length} at byte {self._at} is impossible")
-        return int(length)
-
-    def take(self, size: int) -> bytes:
-        end = self._at + size
-        if end > len(self._data):
-            raise ProtocolError(f"registration ends early, at byte {len(self._data)}")
-        taken = self._data[self._at : end]
-        self._at = end
-        return taken
-
-
-def _topic_line(line: bytes) -> TopicConfig:
-    try:
-        name, read, write, perm, filter_type, *_ = line.decode().split(" ", 5)
-        return TopicConfig(
-            topic_name=name,
-            read_queue_nums=int(read),
-            write_queue_nums=int(write),
-            perm=int(perm),
-            topic_filter_type=filter_type,
-        )
-    except ValueError as error:
-        raise ProtocolError(f"registration: bad topic line {line[:80]!r}: {error}") from None

@@ -24,9 +24,10 @@ from cosmodrome.broker.announce import (
 from cosmodrome.broker.members.topics import Topics
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.real import real_env
+from cosmodrome.env.steps import at_once
 from cosmodrome.errors import ConfigError, Refused, Unreachable
 from cosmodrome.layout import FRAME_BYTES_MAX, TOPIC_BYTES_MAX
-from cosmodrome.wire import bodies
+from cosmodrome.wire import bodies, registration
 from cosmodrome.wire.bodies import DataVersion, KVTable, TopicConfig, TopicConfigSerializeWrapper
 from cosmodrome.wire.commands.route import (
     QueryDataVersion,
@@ -90,7 +91,7 @@ class NameServer:
     def topics(self, index: int = -1) -> set[str]:
         ask = self.asked[index]
         assert isinstance(ask, RegisterBroker)
-        body = bodies.decode_registration(ask.body, compressed=bool(ask.compressed))
+        body = at_once(registration.reading(ask.body, compressed=bool(ask.compressed)))
         return set(body.topic_config_serialize_wrapper.topic_config_table)
 
 
@@ -176,7 +177,7 @@ async def test_a_change_travels_alone_and_at_once(world: World) -> None:
     await world.announce.announced()
     assert one.topics() == {"A", "B"}
     assert len(one.asked) == 2
-    sent = bodies.decode_registration(one.asked[-1].body, compressed=False)
+    sent = at_once(registration.reading(one.asked[-1].body, compressed=False))
     assert sent.topic_config_serialize_wrapper.data_version == world.topics.version
     world.topics.ensure("C", 1, 6)
     world.topics.delete("A")
@@ -352,7 +353,7 @@ async def test_a_large_table_travels_in_parts(
 
 
 def version_of(ask: RegisterBroker) -> DataVersion:
-    body = bodies.decode_registration(ask.body, compressed=bool(ask.compressed))
+    body = at_once(registration.reading(ask.body, compressed=bool(ask.compressed)))
     return body.topic_config_serialize_wrapper.data_version
 
 
@@ -361,7 +362,7 @@ def routes_after(asked: list[RegisterBroker]) -> set[str]:
     known: set[str] = set()
     version = None
     for ask in asked:
-        body = bodies.decode_registration(ask.body, compressed=bool(ask.compressed))
+        body = at_once(registration.reading(ask.body, compressed=bool(ask.compressed)))
         if version_of(ask) != version:
             known |= set(body.topic_config_serialize_wrapper.topic_config_table)
         version = version_of(ask)
@@ -476,7 +477,7 @@ def test_a_restricted_broker_lowers_every_topic(compressed: bool) -> None:
         },
     )
     data = registration_body(wrapper, broker_permission=4, compressed=compressed)
-    body = bodies.decode_registration(data, compressed=compressed)
+    body = at_once(registration.reading(data, compressed=compressed))
     (config,) = body.topic_config_serialize_wrapper.topic_config_table.values()
     assert (config.perm, config.read_queue_nums, config.order) == (4, 3, False)
     assert body.topic_config_serialize_wrapper.data_version.counter == 3
@@ -491,7 +492,7 @@ def test_filter_servers_travel_with_it(compressed: bool) -> None:
         compressed=compressed,
         filter_servers=["192.0.2.9:1", "192.0.2.9:2"],
     )
-    body = bodies.decode_registration(data, compressed=compressed)
+    body = at_once(registration.reading(data, compressed=compressed))
     assert body.filter_server_list == ["192.0.2.9:1", "192.0.2.9:2"]
 
 

@@ -33,6 +33,7 @@ from cosmodrome.wire.commands.client import (
     GetConsumerListByGroup,
     GetProducerConnectionList,
     HeartBeat,
+    HeartBeatReply,
     NotifyConsumerIdsChanged,
     UnregisterClient,
 )
@@ -91,7 +92,8 @@ class Broker:
 
     def beat(self, link: Link, body: dict[str, Any] | bytes, **frame: Any) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.clients.heart_beat(HeartBeat(body=data), call(link, **frame))
+        reply = self.clients.heart_beat(HeartBeat(body=data), call(link, **frame))
+        assert isinstance(reply, HeartBeatReply), "it is not served at once"
 
 
 def call(link: Link | None = None, **frame: Any) -> Call:
@@ -330,6 +332,20 @@ async def test_bad_heartbeats_are_refused(broker: Broker, body: dict[str, Any], 
     with pytest.raises(Refused, match=why):
         broker.beat(Link(), body)
     assert broker.clients.counts() == (0, 0)
+
+
+async def test_large_heartbeats_join_a_turn_later(broker: Broker) -> None:
+    many = [subscription(f"Topic{n}") for n in range(1000)]
+    data = json.dumps(consumer("c", *many)).encode()
+    link, gone = Link(1), Link(2)
+    joins = [broker.clients.heart_beat(HeartBeat(body=data), call(one)) for one in (link, gone)]
+    assert broker.clients.counts() == (0, 0)
+    gone.close("gone")
+    for join in joins:
+        assert not isinstance(join, HeartBeatReply)
+        await join
+    group = broker.clients.group("g")
+    assert group is not None and len(group.members) == 1 and len(group.subscriptions) == 1000
 
 
 async def test_heartbeat_that_is_no_json(broker: Broker) -> None:

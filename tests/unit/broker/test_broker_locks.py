@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -23,79 +24,94 @@ def body(client: str, *queues: int, group: str = "g", topic: str = "T") -> bytes
     return json.dumps({"clientId": client, "consumerGroup": group, "mqSet": mq_set}).encode()
 
 
-def lock(locks: Locks, client: str, *queues: int, **more: Any) -> list[int]:
-    reply = locks.lock_batch(LockBatchMq(body=body(client, *queues, **more)), CALL)
+async def lock(locks: Locks, client: str, *queues: int, **more: Any) -> list[int]:
+    reply = await locks.lock_batch(LockBatchMq(body=body(client, *queues, **more)), CALL)
     return [queue["queueId"] for queue in json.loads(reply.body)["lockOKMQSet"]]
 
 
-def unlock(locks: Locks, client: str, *queues: int, **more: Any) -> None:
-    assert locks.unlock_batch(UnlockBatchMq(body=body(client, *queues, **more)), CALL).code == 0
+async def unlock(locks: Locks, client: str, *queues: int, **more: Any) -> None:
+    ask = UnlockBatchMq(body=body(client, *queues, **more))
+    assert (await locks.unlock_batch(ask, CALL)).code == 0
 
 
 async def test_a_free_queue_is_granted_and_others_wait() -> None:
     locks = Locks()
-    assert lock(locks, "a", 0, 1) == [0, 1]
-    assert lock(locks, "a", 0, 1) == [0, 1]
-    assert lock(locks, "b", 0, 1, 2) == [2]
-    assert lock(locks, "b", 0, group="h") == [0]
-    assert lock(locks, "b", 0, topic="U") == [0]
+    assert await lock(locks, "a", 0, 1) == [0, 1]
+    assert await lock(locks, "a", 0, 1) == [0, 1]
+    assert await lock(locks, "b", 0, 1, 2) == [2]
+    assert await lock(locks, "b", 0, group="h") == [0]
+    assert await lock(locks, "b", 0, topic="U") == [0]
 
 
 async def test_the_answer_has_upstreams_form() -> None:
-    reply = Locks().lock_batch(LockBatchMq(body=body("a", 2)), CALL)
+    reply = await Locks().lock_batch(LockBatchMq(body=body("a", 2)), CALL)
     assert reply.body == b'{"lockOKMQSet":[{"brokerName":"b","queueId":2,"topic":"T"}]}'
 
 
 async def test_only_the_owner_unlocks() -> None:
     locks = Locks()
-    lock(locks, "a", 0)
-    unlock(locks, "b", 0)
-    assert lock(locks, "b", 0) == []
-    unlock(locks, "a", 0, 5)
-    assert lock(locks, "b", 0) == [0]
+    await lock(locks, "a", 0)
+    await unlock(locks, "b", 0)
+    assert await lock(locks, "b", 0) == []
+    await unlock(locks, "a", 0, 5)
+    assert await lock(locks, "b", 0) == [0]
 
 
 async def test_locks_expire_unless_renewed() -> None:
     locks = Locks()
-    lock(locks, "a", 0, 1)
+    await lock(locks, "a", 0, 1)
     for held in locks._locks.values():
         held.renewed_at -= module.EXPIRY_SECONDS + 1
-    lock(locks, "a", 1)
-    assert lock(locks, "b", 0, 1) == [0]
-    assert lock(locks, "a", 0) == []
+    await lock(locks, "a", 1)
+    assert await lock(locks, "b", 0, 1) == [0]
+    assert await lock(locks, "a", 0) == []
 
 
 async def test_locks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOCKS_MAX", 2)
     locks = Locks()
-    assert lock(locks, "a", 0, 1, 2) == [0, 1]
+    assert await lock(locks, "a", 0, 1, 2) == [0, 1]
     for held in locks._locks.values():
         held.renewed_at -= module.EXPIRY_SECONDS + 1
-    locks._full_until -= module.FULL_SECONDS
-    assert lock(locks, "a", 2) == [2]
-    assert len(locks) == 1
+    await lock(locks, "a", 0)
+    assert await lock(locks, "a", 2, 3) == [2]
+    assert await lock(locks, "b", 0, 1, 2) == []
+    assert len(locks) == 2
 
 
-async def test_a_full_table_is_looked_through_once_and_not_for_each_queue(
+async def test_a_full_table_is_logged_once_and_not_for_each_queue(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "LOCKS_MAX", 2)
     monkeypatch.setattr(module, "FULL_SECONDS", 3600.0)
     locks = Locks()
-    assert lock(locks, "a", *range(100)) == [0, 1]
-    assert lock(locks, "b", *range(100)) == []
+    assert await lock(locks, "a", *range(100)) == [0, 1]
+    assert await lock(locks, "b", *range(100)) == []
     assert caplog.text.count("queue_locks_full") == 1
 
 
 @pytest.mark.parametrize("data", [body("", 0), body("a", 0, group=""), body("a", 0, group="a/b")])
 async def test_bad_names_are_refused(data: bytes) -> None:
     with pytest.raises(Refused):
-        Locks().lock_batch(LockBatchMq(body=data), CALL)
+        await Locks().lock_batch(LockBatchMq(body=data), CALL)
     with pytest.raises(Refused):
-        Locks().unlock_batch(UnlockBatchMq(body=data), CALL)
+        await Locks().unlock_batch(UnlockBatchMq(body=data), CALL)
 
 
-def test_a_slave_grants_no_locks() -> None:
+async def test_a_slave_grants_no_locks() -> None:
     with pytest.raises(Refused, match="slave and cannot lock queues") as caught:
-        Locks(SLAVE).lock_batch(LockBatchMq(body=body("a", 0)), CALL)
+        await Locks(SLAVE).lock_batch(LockBatchMq(body=body("a", 0)), CALL)
     assert caught.value.code == Code.SYSTEM_ERROR
+
+
+async def test_others_have_their_turn_while_a_long_list_is_locked() -> None:
+    locks = Locks()
+    queues = range(3 * module.QUEUES_PER_STEP)
+    for request in (lock, unlock):
+        turns = 0
+        running = asyncio.create_task(request(locks, "a", *queues))
+        while not running.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= 3
+    assert not len(locks)

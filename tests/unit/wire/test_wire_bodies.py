@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
-
 import pytest
 from tests.goldens import Golden, each_golden
 
@@ -23,18 +20,14 @@ from cosmodrome.wire.bodies import (
     MessageQueue,
     OffsetWrapper,
     QueueData,
-    RegisterBrokerBody,
     SubscriptionData,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
-    TopicConfig,
     TopicConfigSerializeWrapper,
     TopicRouteData,
     TopicStatsTable,
     decode,
-    decode_registration,
     encode,
-    encode_registration,
 )
 
 QUEUE = MessageQueue(broker_name="b", queue_id=3, topic="T")
@@ -244,89 +237,3 @@ def test_lock_answer_has_its_odd_name() -> None:
     assert encode(LockBatchResponseBody(lock_ok_mq_set=[QUEUE])) == (
         b'{"lockOKMQSet":[{"brokerName":"b","queueId":3,"topic":"T"}]}'
     )
-
-
-class TestRegistration:
-    BODY = RegisterBrokerBody(
-        filter_server_list=["f:1"],
-        topic_config_serialize_wrapper=TopicConfigSerializeWrapper(
-            data_version=DataVersion(counter=2, timestamp=9),
-            topic_config_table={
-                "T": TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=8),
-                "U": TopicConfig(topic_name="U", perm=2),
-            },
-        ),
-    )
-
-    @pytest.mark.parametrize("compressed", [False, True])
-    def test_round_trip(self, compressed: bool) -> None:
-        data = encode_registration(self.BODY, compressed=compressed)
-        assert decode_registration(data, compressed=compressed) == self.BODY
-
-    def test_compressed_bytes_are_upstreams(self) -> None:
-        body = RegisterBrokerBody(
-            topic_config_serialize_wrapper=TopicConfigSerializeWrapper(
-                data_version=DataVersion(counter=0, timestamp=1),
-                topic_config_table={
-                    "T": TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=4)
-                },
-            )
-        )
-        data = encode_registration(body, compressed=True)
-        plain = (
-            b'\0\0\0\x1b{"counter":0,"timestamp":1}\0\0\0\1\0\0\0\x12T 4 4 6 SINGLE_TAG\0\0\0\2[]'
-        )
-        assert zlib.decompress(data) == plain
-
-    def test_nothing_is_a_sign_of_life(self) -> None:
-        assert decode_registration(b"", compressed=True) == RegisterBrokerBody()
-
-    def test_old_brokers_send_the_topics_alone(self) -> None:
-        wrapper = self.BODY.topic_config_serialize_wrapper
-        body = decode_registration(encode(wrapper), compressed=False, version=36)
-        assert body.topic_config_serialize_wrapper == wrapper
-
-    def test_more_columns_and_more_parts_are_taken(self) -> None:
-        line = b'T 4 5 6 MULTI_TAG {"a": "b"}'
-        body = decode_registration(_pack(b"{}", [line], b"[]", b"more"), compressed=True)
-        topic = body.topic_config_serialize_wrapper.topic_config_table["T"]
-        assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (4, 5, 6)
-        assert topic.topic_filter_type == "MULTI_TAG"
-
-    @pytest.mark.parametrize(
-        ("plain", "why"),
-        [
-            (b"", "ends early"),
-            (b"\0\0\0\x09{}", "length 9 at byte 4 is impossible"),
-            (b"\xff\xff\xff\xff{}", "length -1"),
-            (b"\0\0\0\2{}\x7f\xff\xff\xff", "length 2147483647"),
-            (b"\0\0\0\2{}\0\0\0\4\0\0\0\0", "bad topic line"),
-            (b"\0\0\0\2{}\0\0\0\1\0\0\0\x08T 4 4 6 \0\0", "ends early"),
-            (b"\0\0\0\2{}\0\0\0\1\0\0\0\x09T x 4 6 A\0\0\0\0", "bad topic line"),
-            (b"\0\0\0\2{}\0\0\0\0\0\0\0\2{}", "filter servers"),
-            (b"\0\0\0\2[]\0\0\0\0\0\0\0\2[]", "DataVersion"),
-        ],
-    )
-    def test_lengths_and_parts_are_checked(self, plain: bytes, why: str) -> None:
-        with pytest.raises(ProtocolError, match=why):
-            decode_registration(zlib.compress(plain), compressed=True)
-
-    @pytest.mark.parametrize(
-        ("data", "why"),
-        [
-            (b"no zlib", "does not inflate"),
-            (zlib.compress(b"x" * 1000)[:-6], "in the middle"),
-            (zlib.compress(bytes(bodies.INFLATED_BYTES_MAX + 1)), "inflates to more than"),
-        ],
-        ids=["rubbish", "cut", "bomb"],
-    )
-    def test_inflating_is_bounded(self, data: bytes, why: str) -> None:
-        with pytest.raises(ProtocolError, match=why):
-            decode_registration(data, compressed=True)
-
-
-def _pack(version: bytes, lines: list[bytes], servers: bytes, rest: bytes) -> bytes:
-    parts = [struct.pack(">i", len(version)), version, struct.pack(">i", len(lines))]
-    for part in (*lines, servers):
-        parts += (struct.pack(">i", len(part)), part)
-    return zlib.compress(b"".join(parts) + rest)

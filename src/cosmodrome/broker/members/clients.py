@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from cosmodrome.broker.members.expression_types import expression_of, is_tag_type, not_enabled
 from cosmodrome.broker.members.groups import Groups
@@ -62,6 +62,7 @@ EXPIRY_SECONDS = 120.0
 SCAN_SECONDS = 10.0
 GROUPS_PER_CONNECTION_MAX = 1000
 SUBSCRIPTIONS_MAX = 4096
+SMALL_BYTES = 32 * 1024  # a heartbeat of that size is read and taken over at once
 CLIENT_ID_CHARACTERS_MAX = 1024
 CONSUMER = "consumer"
 PRODUCER = "producer"
@@ -211,17 +212,27 @@ class Clients:
     # --- requests ---------------------------------------------------------------------------
 
     @HeartBeat.handler
-    def heart_beat(self, ask: HeartBeat, call: Call) -> HeartBeatReply:
-        if call.connection.closed:
-            return HeartBeatReply()  # nobody is there any more to become a member
+    def heart_beat(self, ask: HeartBeat, call: Call) -> HeartBeatReply | Awaitable[HeartBeatReply]:
         beat = bodies.decode(HeartbeatData, ask.body)
-        consumers, producers = beat.consumer_data_set, beat.producer_data_set
         _check_client_id(beat.client_id)
-        for producer in producers:
+        for producer in beat.producer_data_set:
             check_group(producer.group_name)
-        for consumer in consumers:
+        for consumer in beat.consumer_data_set:
             check_group(consumer.group_name)
             _check_subscriptions(consumer)
+        if len(ask.body) > SMALL_BYTES:
+            return self._join_later(beat, call)
+        return self._join(beat, call)
+
+    async def _join_later(self, beat: HeartbeatData, call: Call) -> HeartBeatReply:
+        """A heartbeat with many subscriptions, which took long to read: now others have a turn."""
+        await asyncio.sleep(0)
+        return self._join(beat, call)
+
+    def _join(self, beat: HeartbeatData, call: Call) -> HeartBeatReply:
+        if call.connection.closed:
+            return HeartBeatReply()  # nobody is there any more to become a member
+        consumers, producers = beat.consumer_data_set, beat.producer_data_set
         self._check_room(
             call.connection,
             {(CONSUMER, data.group_name) for data in consumers}

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 from cosmodrome.broker.role import MASTER, Role
@@ -31,7 +32,8 @@ log = logging.getLogger(__name__)
 
 EXPIRY_SECONDS = 60.0
 LOCKS_MAX = 200_000
-FULL_SECONDS = 1.0  # when nothing has expired, nobody looks again before
+FULL_SECONDS = 1.0  # between two lines that say so
+QUEUES_PER_STEP = 500
 
 Key = tuple[str, str, str, int]  # group, broker name, topic, queue id
 
@@ -57,39 +59,42 @@ class Locks:
     ) -> None:
         self._role = role
         self._account_of = account_of
-        self._locks: dict[Key, _Lock] = {}
-        self._full_until = -math.inf
+        self._locks: OrderedDict[Key, _Lock] = OrderedDict()  # the longest not renewed first
+        self._full_logged_at = -math.inf
 
     def __len__(self) -> int:
         return len(self._locks)
 
     @LockBatchMq.handler
-    def lock_batch(self, ask: LockBatchMq, call: Call) -> Reply:
+    async def lock_batch(self, ask: LockBatchMq, call: Call) -> Reply:
         # Two brokers that grant locks would let two members have one queue.
         self._role.check_takes_changes("lock queues")
         body = bodies.decode(LockBatchRequestBody, ask.body)
         group, client_id = _names(body.consumer_group, body.client_id)
         holder = _Holder(client_id, self._account_of(call))
         now = asyncio.get_running_loop().time()
-        held = [queue for queue in body.mq_set or () if self._take(_key(group, queue), holder, now)]
+        held: list[MessageQueue] = []
+        async for queues in _in_steps(body.mq_set):
+            held += [queue for queue in queues if self._take(_key(group, queue), holder, now)]
         return Reply(body=bodies.encode(LockBatchResponseBody(lock_ok_mq_set=held)))
 
     @UnlockBatchMq.handler
-    def unlock_batch(self, ask: UnlockBatchMq, call: Call) -> Reply:
+    async def unlock_batch(self, ask: UnlockBatchMq, call: Call) -> Reply:
         body = bodies.decode(UnlockBatchRequestBody, ask.body)
         group, client_id = _names(body.consumer_group, body.client_id)
         holder = _Holder(client_id, self._account_of(call))
-        for queue in body.mq_set or ():
-            key = _key(group, queue)
-            lock = self._locks.get(key)
-            if lock is not None and lock.holder == holder:
-                del self._locks[key]
+        async for queues in _in_steps(body.mq_set):
+            for queue in queues:
+                key = _key(group, queue)
+                lock = self._locks.get(key)
+                if lock is not None and lock.holder == holder:
+                    del self._locks[key]
         return Reply()
 
     def _take(self, key: Key, holder: _Holder, now: float) -> bool:
         lock = self._locks.get(key)
         if lock is None:
-            if len(self._locks) >= LOCKS_MAX and not self._drop_expired(now):
+            if len(self._locks) >= LOCKS_MAX and not self._make_room(now):
                 return False
             self._locks[key] = _Lock(holder, now)
             return True
@@ -106,21 +111,27 @@ class Locks:
             )
             lock.holder = holder
         lock.renewed_at = now
+        self._locks.move_to_end(key)
         return True
 
-    def _drop_expired(self, now: float) -> bool:
-        """Make room; false when every lock is in use."""
-        if now < self._full_until:
-            return False
-        expired = [
-            key for key, lock in self._locks.items() if now - lock.renewed_at > EXPIRY_SECONDS
-        ]
-        for key in expired:
-            del self._locks[key]
-        if not expired:
-            self._full_until = now + FULL_SECONDS
+    def _make_room(self, now: float) -> bool:
+        """Drop a lock that has expired; false when every one is in use."""
+        oldest = next(iter(self._locks.values()))
+        if now - oldest.renewed_at > EXPIRY_SECONDS:
+            self._locks.popitem(last=False)
+            return True
+        if now - self._full_logged_at >= FULL_SECONDS:
+            self._full_logged_at = now
             log.error("queue_locks_full count=%d; ordered consumers wait", len(self._locks))
-        return bool(expired)
+        return False
+
+
+async def _in_steps(queues: Sequence[MessageQueue]) -> AsyncIterator[Sequence[MessageQueue]]:
+    """A few at a time; everybody else has a turn of the loop before the next ones."""
+    for at in range(0, len(queues), QUEUES_PER_STEP):
+        if at:
+            await asyncio.sleep(0)
+        yield queues[at : at + QUEUES_PER_STEP]
 
 
 def _key(group: str, queue: MessageQueue) -> Key:

@@ -29,8 +29,8 @@ def _of_heartbeat(heartbeat: bodies.HeartbeatData) -> Iterator[Resource]:
 
 def _of_locks(locks: bodies.LockBatchRequestBody) -> Iterator[Resource]:
     yield Group(locks.consumer_group, SUB)
-    for queue in locks.mq_set:
-        yield Topic(queue.topic, SUB)
+    for topic in dict.fromkeys(queue.topic for queue in locks.mq_set):
+        yield Topic(topic, SUB)
 
 
 def _of_check(check: bodies.CheckClientRequestBody) -> Iterator[Resource]:
