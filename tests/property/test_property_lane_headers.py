@@ -434,6 +434,34 @@ def test_a_shape_fits_whatever_the_topic(style: int) -> None:
     assert not take_and_check(seen, style, repeated(style, ["7", "4", "12"], usual))
 
 
+def signed(header: bytes, signature: bytes) -> bytes:
+    """The header of a producer with an account, in JSON."""
+    return header.replace(b'"b"', b'"AccessKey":"a", "Signature":"%s", "b"' % signature, 1)
+
+
+@pytest.mark.skipif(len(CORES) == 1, reason="the compiled lane is not built")
+@pytest.mark.parametrize("style", [0, 2, 4])
+def test_a_shape_fits_whatever_the_signature(style: int) -> None:
+    seen, plain = Lane(CORES[-1]), repeated(style, ["7", "1", "12"], [b"u", b"m", b"t", b"k"])
+    for signature in (b"yhCmA6P+2gJ/dHT1m5aQJwAJkSY=", b"A" * 28, b"short"):
+        assert take_and_check(seen, style, signed(plain, signature))
+    assert seen.intake.shaped == 2, "the first one was read, no other"
+
+
+@cores
+@often
+@given(
+    st.integers(0, BINARY - 1),
+    st.lists(
+        PLAIN_WORD.map(str.encode) | st.sampled_from([*ODD_WORDS, b"", b'","b":"U']), max_size=6
+    ),
+)
+def test_odd_signatures(core: ModuleType, style: int, signatures: list[bytes]) -> None:
+    seen, plain = Lane(core), repeated(style, ["7", "1", "12"], [b"u", b"m", b"t", b"k"])
+    for signature in (b"right", *signatures):
+        take_and_check(seen, style, signed(plain, signature))
+
+
 @cores
 @pytest.mark.parametrize("broken", [r"\q", r"\u12", r"A\u0001\x"])
 @pytest.mark.parametrize("where", ["field", "fields"])

@@ -7,7 +7,9 @@ cdef inline bint _same(const uint8_t *at, Py_ssize_t size, const char *word, Py_
 cdef int _slot(int32_t code, const uint8_t *at, Py_ssize_t size) noexcept nogil:
     """The number of a header field among those of its request, -1 for others."""
     if code == CODE_SEND_V2 or code == CODE_SEND_BATCH:
-        return at[0] - 97 if size == 1 and 97 <= at[0] <= 110 else -1
+        if size == 1:
+            return at[0] - 97 if 97 <= at[0] <= 110 else -1
+        return SLOT_SIGNATURE if _same(at, size, "Signature", 9) else -1
     if code == CODE_SEND:
         if size == 5:
             if _same(at, size, "topic", 5):
@@ -35,7 +37,9 @@ cdef int _slot(int32_t code, const uint8_t *at, Py_ssize_t size) noexcept nogil:
             return 9
         if _same(at, size, "unitMode", 8):
             return 10
-        return 11 if _same(at, size, "maxReconsumeTimes", 17) else -1
+        if _same(at, size, "maxReconsumeTimes", 17):
+            return 11
+        return SLOT_SIGNATURE if _same(at, size, "Signature", 9) else -1
     if _same(at, size, "consumerGroup", 13):
         return 0
     if _same(at, size, "topic", 5):

@@ -5,6 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 
 cdef enum:
     SLOTS = 16
+    SLOT_SIGNATURE = 14  # of sends; those before it are their fields, in order
 
 cdef enum:
     CODE_SEND = 10

@@ -56,10 +56,11 @@ cdef enum:  # what a hole is for; those before TOPIC are numbers, those from VAL
     HOLE_BORN_MS = 1
     HOLE_OPAQUE = 2
     HOLE_TOPIC = 3
-    HOLE_VALUE = 4
-    HOLE_TAGS = 5
-    HOLE_WORDS = 6
-    HOLE_UNIQUE = 7
+    HOLE_SIGNATURE = 4  # which others look at
+    HOLE_VALUE = 5
+    HOLE_TAGS = 6
+    HOLE_WORDS = 7
+    HOLE_UNIQUE = 8
 
 cdef struct Hole:
     int kind
@@ -199,6 +200,10 @@ cdef bint _learn(Shape *shape, Head *head, Py_ssize_t size) noexcept nogil:
     ):
         return False
     if head.fields[8].at != NULL and not _add_values(shape, &head.fields[8]):
+        return False
+    if head.fields[SLOT_SIGNATURE].at != NULL and not _add_quoted(
+        shape, HOLE_SIGNATURE, &head.fields[SLOT_SIGNATURE]
+    ):
         return False
     for number in range(shape.count):
         hole = &shape.holes[number]
