@@ -162,16 +162,16 @@ def attacked(name: str, node: CosmoNode, seconds: float) -> Iterator[None]:
 @contextlib.contextmanager
 def victim(node: CosmoNode, seconds: float) -> Iterator[list[str]]:
     """A consumer with this client; its peak memory in MB is in the list afterwards."""
-    said: list[str] = []
+    findings: list[str] = []
     command = [sys.executable, "-c", VICTIM, node.namesrv_address, str(seconds)]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env)
     assert child.stdout is not None
     try:
         child.stdout.readline()
-        yield said
+        yield findings
         out, _ = child.communicate(timeout=seconds + GRACE_S)
-        said.append(f"a consumer took {out.decode().strip() or 'more than there is'} MB")
+        findings.append(f"a consumer took {out.decode().strip() or 'more than there is'} MB")
     finally:
         child.kill()
         child.wait()
@@ -243,7 +243,7 @@ def measure(name: str, scratch: Path) -> Outcome:
         neighbour(node, 1.0)  # the topic is there, and everything is warm
         alone = neighbour(node, BASELINE_S)
         seconds = ABUSE_S + HEAD_START_S + 2
-        said = stack.enter_context(victim(node, seconds)) if name == "inflate-bomb" else []
+        findings = stack.enter_context(victim(node, seconds)) if name == "inflate-bomb" else []
         memory = stack.enter_context(Memory(node.pid))
         logged = node.process.log.stat().st_size
         began = time.monotonic()
@@ -257,7 +257,7 @@ def measure(name: str, scratch: Path) -> Outcome:
         node.kill9()  # how it stops after the other attacks is not measured
     per_second, cause = most_frequent(lines, took)
     faults = sum(line.startswith("Traceback") for line in lines)
-    notes = [note, *said] + ([f"logs: {cause}"] if per_second > LINES_PER_SECOND_MAX else [])
+    notes = [note, *findings] + ([f"logs: {cause}"] if per_second > LINES_PER_SECOND_MAX else [])
     notes += [f"ended in {ended_s:.1f} s"] if ended_s is not None else []
     notes += [f"{faults} tracebacks"] if faults else []
     return Outcome(

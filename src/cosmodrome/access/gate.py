@@ -146,7 +146,7 @@ class Gate:
         elif self.protected and needs.level is not Level.KNOWN:
             self._check_address(row, needs, peer[0])
 
-    def denies_peer(self, host: str, access_key: str, signed: bytes, given: str) -> str:
+    def denies_peer(self, host: str, access_key: str, signed: bytes, found: str) -> str:
         """Why a peer that speaks another protocol may not come in, "" when it may. It signed a text
         of its own with its account, or has none."""
         if self._peers.has(host) or not (self.enabled or self.protected):
@@ -157,7 +157,7 @@ class Gate:
         account = self.account(access_key)
         if account is None:
             return f"{access_key[:NAME_CHARACTERS_MAX]!r} is no account of this {self._server}"
-        if not _is_signature(account, {}, signed, given):
+        if not _is_signature(account, {}, signed, found):
             return f"the signature of account {account.access_key!r} is wrong"
         if not (account.peer or account.admin):
             return f"account {account.access_key!r} is no peer of this cluster"
@@ -270,9 +270,9 @@ def build_gate(
         raise ConfigError(f"peerAddresses: {error}") from None
 
 
-def _is_signature(account: Account, ext: Mapping[str, str], body: bytes, given: str) -> bool:
+def _is_signature(account: Account, ext: Mapping[str, str], body: bytes, found: str) -> bool:
     expected = signature(account.secret, ext, body).encode()
-    return hmac.compare_digest(expected, given.encode(errors="replace"))
+    return hmac.compare_digest(expected, found.encode(errors="replace"))
 
 
 def _denied(row: Row, account: Account, why: str, remedy: str) -> AccessDenied:

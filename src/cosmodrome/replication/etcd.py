@@ -181,9 +181,9 @@ class EtcdConsensus:
                     await self._begin_watch(connection, key, revision)
                 while True:
                     async with asyncio.timeout(self._silence_s):
-                        said = await connection.watched()
+                        answer = await connection.watched()
                     pauses.reset()
-                    news = await self._news(key, revision, said)
+                    news = await self._news(key, revision, answer)
                     if news is not None:
                         revision = news.revision + 1
                         yield news
@@ -215,15 +215,15 @@ class EtcdConsensus:
         await connection.begin("/v3/watch", asked, token)
 
     async def _news(
-        self, key: str, revision: int, said: gateway.Watched.Result
+        self, key: str, revision: int, answer: gateway.Watched.Result
     ) -> Reading | Changes | None:
-        if said.compact_revision:
+        if answer.compact_revision:
             return await self.get(key)
-        if said.created and said.header.revision + 1 < revision:
+        if answer.created and answer.header.revision + 1 < revision:
             # The member is behind, or the engine is another one: only a read can tell.
             reading = await self.get(key)
             return reading if reading.revision + 1 < revision else None
-        return said.changes() if said.events else None
+        return answer.changes() if answer.events else None
 
     # --- one call --------------------------------------------------------------------------------
 

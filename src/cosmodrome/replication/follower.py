@@ -239,7 +239,7 @@ class Follower:
         host, port = split_address(address)
         if self._state is not FollowerState.REFUSED:
             self._state = FollowerState.CONNECTING
-        await self._settle()
+        await self._make_durable()
         ours = await self._classic_master.speaks_ours()
         if ours is None:
             ours = self._classic.get(address, -1.0) <= loop.time()
@@ -306,7 +306,7 @@ class Follower:
 
     # --- beginning -------------------------------------------------------------------------------
 
-    async def _settle(self) -> None:
+    async def _make_durable(self) -> None:
         """What this slave says that it has is durable."""
         outcome = await self._store.durable(self._store.log_end)
         if outcome is not PutStatus.OK:
@@ -367,7 +367,7 @@ class Follower:
                 f"the master's first record came as {len(record)} bytes that are not one record;"
                 " check that haMasterAddress and the name servers lead to the same master"
             )
-        await self._settle()
+        await self._make_durable()
         return True
 
     def _link_began(self) -> None:

@@ -283,13 +283,13 @@ class SlaveFrames(_Frames):
             if size == _ACK_FIELDS:
                 return [Ack(epoch, end)]
         view = memoryview(data)
-        said: list[FromSlave] = []
+        found: list[FromSlave] = []
         at = 0
         while at < len(view):
             frame, at = self._gather(view, at)
             if frame is not None:
-                said.append(self._decode(frame))
-        return said
+                found.append(self._decode(frame))
+        return found
 
     def _decode(self, frame: memoryview) -> FromSlave:
         kind = frame[0]
@@ -317,24 +317,24 @@ class _LogBytes:
         self.left = 0  # bytes that the frame under way still brings
         self._run = Run(0, 0, -1, 0, [])
 
-    def go_on(self, said: list[FromMaster]) -> None:
+    def go_on(self, found: list[FromMaster]) -> None:
         """A new read: what the last one brought was used up."""
         if self.left:
             run = self._run
             self._run = Run(run.offset + run.size, run.epoch, run.confirmed, 0, [])
-            said.append(self._run)
+            found.append(self._run)
 
     def begin(
-        self, said: list[FromMaster], offset: int, size: int, epoch: int = 0, confirmed: int = -1
+        self, found: list[FromMaster], offset: int, size: int, epoch: int = 0, confirmed: int = -1
     ) -> None:
         """A frame of `size` bytes; it joins the one before when it follows it directly."""
         run = self._run
         self.left = size
-        if said and said[-1] is run and offset == run.offset + run.size and epoch == run.epoch:
+        if found and found[-1] is run and offset == run.offset + run.size and epoch == run.epoch:
             run.confirmed = confirmed
         else:
             self._run = Run(offset, epoch, confirmed, 0, [])
-            said.append(self._run)
+            found.append(self._run)
 
     def take(self, data: memoryview, at: int) -> int:
         """As much of it as belongs to the frame; where to go on."""
@@ -356,10 +356,10 @@ class MasterFrames(_Frames):
         self._state_bytes = 0
 
     def feed(self, data: memoryview) -> list[FromMaster]:
-        said: list[FromMaster] = []
+        found: list[FromMaster] = []
         log = self._log
         if log.left:
-            log.go_on(said)
+            log.go_on(found)
         at, end = 0, len(data)
         while at < end:
             if log.left:
@@ -369,21 +369,21 @@ class MasterFrames(_Frames):
                 _, size, epoch, offset, confirmed = _DATA.unpack_from(data, at)
                 if _DATA_FIELDS < size <= _DATA_FIELDS + DATA_BYTES_MAX:  # as nearly always
                     at += _DATA.size
-                    log.begin(said, offset, size - _DATA_FIELDS, epoch, confirmed)
+                    log.begin(found, offset, size - _DATA_FIELDS, epoch, confirmed)
                     continue
             frame, at = self._gather(data, at)
             if frame is None:
                 break
             if frame[0] == DATA:
                 _, size, epoch, offset, confirmed = _DATA.unpack(frame)
-                log.begin(said, offset, size - _DATA_FIELDS, epoch, confirmed)
+                log.begin(found, offset, size - _DATA_FIELDS, epoch, confirmed)
             elif frame[0] == STATE:
-                self._add_rows(said, frame)
+                self._add_rows(found, frame)
             else:
-                said.append(self._decode(frame))
-        return said
+                found.append(self._decode(frame))
+        return found
 
-    def _add_rows(self, said: list[FromMaster], frame: memoryview) -> None:
+    def _add_rows(self, found: list[FromMaster], frame: memoryview) -> None:
         """A table comes in one piece, whatever the number of frames."""
         state, before = _decoded(frame, State), self._state
         self._state_bytes += len(frame)
@@ -408,7 +408,7 @@ class MasterFrames(_Frames):
             self._state = state
         else:
             self._state, self._state_bytes = None, 0
-            said.append(state)
+            found.append(state)
 
     def _decode(self, frame: memoryview) -> FromMaster:
         kind = frame[0]
@@ -432,9 +432,9 @@ class ClassicFrames:
         self._log = _LogBytes()
 
     def feed(self, data: memoryview) -> list[FromMaster]:
-        said: list[FromMaster] = []
+        found: list[FromMaster] = []
         log = self._log
-        log.go_on(said)
+        log.go_on(found)
         at, end = 0, len(data)
         while at < end:
             if log.left:
@@ -453,10 +453,10 @@ class ClassicFrames:
                     f" {CLASSIC_BYTES_MAX} at an offset that is not negative"
                 )
             if size:
-                log.begin(said, offset, size)
+                log.begin(found, offset, size)
             else:
-                said.append(Beat(0, offset, -1))
-        return said
+                found.append(Beat(0, offset, -1))
+        return found
 
 
 V = TypeVar("V", bound=msgspec.Struct)

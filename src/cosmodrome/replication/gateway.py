@@ -214,14 +214,14 @@ class Connection:
         while not (line := await self._line()).strip():
             if not line:
                 raise EOFError
-        said = msgspec.json.decode(line, type=Watched, strict=False)
-        if said.error is not None:
-            raise refusal(self.endpoint, said.error.grpc_code, said.error.message)
-        if said.result is None:
+        answer = msgspec.json.decode(line, type=Watched, strict=False)
+        if answer.error is not None:
+            raise refusal(self.endpoint, answer.error.grpc_code, answer.error.message)
+        if answer.result is None:
             raise ProtocolError("a line of its watch says nothing")
-        if said.result.canceled and not said.result.compact_revision:
-            raise _cancelled(self.endpoint, said.result.cancel_reason)
-        return said.result
+        if answer.result.canceled and not answer.result.compact_revision:
+            raise _cancelled(self.endpoint, answer.result.cancel_reason)
+        return answer.result
 
     async def _send(self, path: str, question: object, token: str) -> int:
         """The status of the answer, which is to be read then."""

@@ -401,17 +401,17 @@ class OwnStream:
     # --- what the slave says ---------------------------------------------------------------------
 
     def heard(self, data: bytes) -> None:
-        for said in self._reader.feed(data):
-            if isinstance(said, frames.Who):
-                self._judge(said)
+        for frame in self._reader.feed(data):
+            if isinstance(frame, frames.Who):
+                self._judge(frame)
                 if not self._link.joined:
                     return
             elif not self._link.joined:
-                raise ProtocolError(f"{said} before the slave said who it is")
-            elif said.epoch != EPOCH:
-                raise ProtocolError(f"the slave is in epoch {said.epoch}, the master in {EPOCH}")
-            elif isinstance(said, frames.Ack):
-                self._link.ack(said.end)
+                raise ProtocolError(f"{frame} before the slave said who it is")
+            elif frame.epoch != EPOCH:
+                raise ProtocolError(f"the slave is in epoch {frame.epoch}, the master in {EPOCH}")
+            elif isinstance(frame, frames.Ack):
+                self._link.ack(frame.end)
 
     def _judge(self, who: frames.Who) -> None:
         link, hub = self._link, self._link.hub

@@ -120,8 +120,8 @@ class MasterLink(asyncio.BufferedProtocol):
             if self._reader is None:
                 data = self._welcomed(data)
             if self._reader is not None and data:
-                for said in self._reader.feed(data):
-                    self._hear(said)
+                for frame in self._reader.feed(data):
+                    self._hear(frame)
                     if self.ended.done():
                         return
             self._wait_for_disk()
@@ -161,26 +161,26 @@ class MasterLink(asyncio.BufferedProtocol):
         self._write(frames.who(who))
         return data[missing:]
 
-    def _hear(self, said: frames.FromMaster) -> None:
+    def _hear(self, frame: frames.FromMaster) -> None:
         progress = self.progress
-        if progress.begun and isinstance(said, frames.Run):  # as nearly always
-            self._take(said)
+        if progress.begun and isinstance(frame, frames.Run):  # as nearly always
+            self._take(frame)
             return
-        if isinstance(said, frames.Refusal):
-            refusal = told_apart(said, self._store)
+        if isinstance(frame, frames.Refusal):
+            refusal = told_apart(frame, self._store)
             self.end(End.REFUSED, refusal.why, refusal.remedy)
-        elif isinstance(said, frames.Begin):
-            self._begin(said)
+        elif isinstance(frame, frames.Begin):
+            self._begin(frame)
         elif self.classic and not progress.begun:
-            self._begin_classic(said)
+            self._begin_classic(frame)
         elif not progress.begun:
-            raise ProtocolError(f"the master sent {type(said).__name__} before BEGIN")
-        if isinstance(said, frames.Run) and progress.begun:
-            self._take(said)
-        elif isinstance(said, frames.State) and progress.begun:
-            self._apply(said)
-        elif isinstance(said, frames.Beat) and progress.begun:
-            self._beaten(said)
+            raise ProtocolError(f"the master sent {type(frame).__name__} before BEGIN")
+        if isinstance(frame, frames.Run) and progress.begun:
+            self._take(frame)
+        elif isinstance(frame, frames.State) and progress.begun:
+            self._apply(frame)
+        elif isinstance(frame, frames.Beat) and progress.begun:
+            self._beaten(frame)
 
     def _begin(self, begin: frames.Begin) -> None:
         who = self._greeting.who
@@ -212,14 +212,14 @@ class MasterLink(asyncio.BufferedProtocol):
         progress.master_address = begin.address
         self._agreed(begin.begin)
 
-    def _begin_classic(self, said: frames.FromMaster) -> None:
+    def _begin_classic(self, frame: frames.FromMaster) -> None:
         """The first frame says where a classic master goes on."""
-        if isinstance(said, frames.Run):
-            offset = said.offset
-        elif isinstance(said, frames.Beat):
-            offset = said.end
+        if isinstance(frame, frames.Run):
+            offset = frame.offset
+        elif isinstance(frame, frames.Beat):
+            offset = frame.end
         else:
-            raise ProtocolError(f"a classic master sent {type(said).__name__}")
+            raise ProtocolError(f"a classic master sent {type(frame).__name__}")
         wanted = self._greeting.begin
         if wanted is not None and offset != wanted:
             raise ProtocolError(

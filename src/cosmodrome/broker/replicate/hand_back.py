@@ -75,7 +75,7 @@ class HandBack:
             while True:
                 await self._some.wait()
                 try:
-                    given = await self._give(channel)
+                    count = await self._give(channel)
                 except CosmodromeError as error:
                     log.warning(
                         "offsets_not_handed_back master=%s keys=%d error=%s; they are kept, trying"
@@ -87,28 +87,28 @@ class HandBack:
                     await asyncio.sleep(back_off.next_s())
                     continue
                 back_off.reset()
-                if given:
-                    log.info("offsets_handed_back master=%s count=%d", channel.name, given)
+                if count:
+                    log.info("offsets_handed_back master=%s count=%d", channel.name, count)
                 await asyncio.sleep(GATHER_SECONDS)
         finally:
             await channel.close()
 
     async def _give(self, channel: Channel) -> int:
         """Hand back all that is kept; how many offsets the master took."""
-        given = 0
+        count = 0
         waiting = self._positions()
         while batch := [one for one, _ in zip(waiting, range(CALLS_AT_ONCE), strict=False)]:
             outcomes = await asyncio.gather(
                 *(self._give_one(channel, *position) for position in batch),
                 return_exceptions=True,
             )
-            given += sum(outcome is True for outcome in outcomes)
+            count += sum(outcome is True for outcome in outcomes)
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
                     raise outcome
         if not self.kept:
             self._some.clear()
-        return given
+        return count
 
     def _positions(self) -> Iterator[tuple[str, int]]:
         for key in list(self.kept):

@@ -111,8 +111,8 @@ def _replication(standing: Standing, *, is_master: bool) -> dict[str, object]:
 
 
 def _role(seen: BrokerSeen) -> object:
-    told = None if seen.status is None else seen.status.broker_role
-    return told or UNKNOWN
+    role = None if seen.status is None else seen.status.broker_role
+    return role or UNKNOWN
 
 
 def complain(pairs: list[Pair]) -> None:

@@ -133,8 +133,10 @@ async def _asked(fleet: Fleet, cluster: str, name: str, number: int, address: st
 
 async def ha_status(fleet: Fleet, address: str) -> HARuntimeInfo | None:
     """None: it does not tell."""
-    told = await attempt(fleet.call(address, GetBrokerHaStatus()))
-    return None if isinstance(told, CosmodromeError) else bodies.decode(HARuntimeInfo, told.body)
+    answer = await attempt(fleet.call(address, GetBrokerHaStatus()))
+    return (
+        None if isinstance(answer, CosmodromeError) else bodies.decode(HARuntimeInfo, answer.body)
+    )
 
 
 # --- putting the answers together ----------------------------------------------------------------
@@ -142,8 +144,8 @@ async def ha_status(fleet: Fleet, address: str) -> HARuntimeInfo | None:
 
 def pair_of(name: str, members: Sequence[BrokerSeen]) -> Pair:
     master = next((one for one in members if one.is_master), None)
-    told = master.status if master is not None else None
-    links = None if told is None else list(told.ha_connection_info)
+    status = master.status if master is not None else None
+    links = None if status is None else list(status.ha_connection_info)
     slaves = [one for one in members if not one.is_master]
     matched, strangers = _match(slaves, links or [])
     standings = []
@@ -188,11 +190,11 @@ def _names(link: HAConnectionRuntimeInfo, slave: BrokerSeen) -> bool:
 
 def _follows_another(slave: BrokerSeen, members: Sequence[BrokerSeen]) -> bool:
     """Whether a slave says that it follows another slave of its name, not the master."""
-    told = slave.status.ha_client_runtime_info if slave.status is not None else None
-    if told is None or not told.master_addr:
+    following = slave.status.ha_client_runtime_info if slave.status is not None else None
+    if following is None or not following.master_addr:
         return False
     others = (one for one in members if not one.is_master and one is not slave)
-    return told.master_addr in {_ha_address(one) for one in others}
+    return following.master_addr in {_ha_address(one) for one in others}
 
 
 def _ha_address(seen: BrokerSeen) -> str:
@@ -255,18 +257,18 @@ def _slave(
 def _own_words(seen: BrokerSeen) -> Standing:
     if seen.status is None or not seen.status.ha_client_runtime_info.state:
         return Standing(UNKNOWN_STATE)
-    told = seen.status.ha_client_runtime_info
-    if told.state not in FOLLOWING:
+    following = seen.status.ha_client_runtime_info
+    if following.state not in FOLLOWING:
         # What it knows of its master is old.
-        silent_s = _known(told.silent_seconds)
-        return Standing(told.state or UNKNOWN_STATE, told.why or "", silent_s=silent_s)
+        silent_s = _known(following.silent_seconds)
+        return Standing(following.state or UNKNOWN_STATE, following.why or "", silent_s=silent_s)
     return Standing(
-        state=told.state or UNKNOWN_STATE,
-        why=told.why or "",
-        lag_bytes=_known(told.lag_bytes),
-        lag_s=_known(told.lag_seconds),
-        silent_s=_known(told.silent_seconds),
-        copied_percent=_known(told.copied_percent),
+        state=following.state or UNKNOWN_STATE,
+        why=following.why or "",
+        lag_bytes=_known(following.lag_bytes),
+        lag_s=_known(following.lag_seconds),
+        silent_s=_known(following.silent_seconds),
+        copied_percent=_known(following.copied_percent),
     )
 
 
