@@ -40,6 +40,7 @@ from cosmodrome.sim.loop import JumpLoop
 from cosmodrome.speed import arrow, due, lane
 from cosmodrome.wire.bodies import TopicConfig
 from cosmodrome.wire.message import pack_host
+from cosmodrome.wire.signature import signature
 
 Work = Callable[[int], object]  # does the operation so many times
 NOW_MS = 1_700_000_000_123
@@ -50,6 +51,14 @@ TIMES = 16
 ROUNDS = 6
 TOPICS = 16
 PAUSE_S = 0.0001
+ACCESS_KEY, SECRET = "producer", b"a-secret-key-of-24-bytes"
+ACCOUNTS = f"""
+accounts:
+- accessKey: {ACCESS_KEY}
+  secretKey: {SECRET.decode()}
+  topicPerms:
+  - Plain=PUB
+"""
 SETTLE = 120  # times, until a broker's buffers have found their sizes
 
 
@@ -80,7 +89,13 @@ def _header(frame: bytes) -> bytes:
 
 
 def send(
-    opaque: int, *, size: int = 128, batch: int = 1, binary: bool = False, topics: int = 1
+    opaque: int,
+    *,
+    size: int = 128,
+    batch: int = 1,
+    binary: bool = False,
+    topics: int = 1,
+    signed: bool = False,
 ) -> bytes:
     """A send as the Java client makes it; message ids differ, keys are not set."""
     topic = "Plain" if topics == 1 else f"Plain{opaque % topics}"
@@ -94,6 +109,9 @@ def send(
     words = ["producers", topic, "TBW102", "4", str(opaque % 4), "0", str(NOW_MS), "0"]
     words += [properties, "0", "false", str(batch > 1).lower()]
     ext = dict(zip("abcdefghijkm", words, strict=True))
+    if signed:
+        ext = {"AccessKey": ACCESS_KEY} | ext
+        ext["Signature"] = signature(SECRET, ext, body)
     return _frame(code, opaque, ext, body, binary=binary)
 
 
@@ -228,14 +246,29 @@ def _repeat(once: Callable[[], object]) -> Work:
     return work
 
 
+def _hmacs(count: int) -> Iterator[Work]:
+    """What a signature takes and its checks do not."""
+    from cosmodrome.speed.signed import native
+
+    header = json.loads(_header(send(1_000_000_000, signed=True)))["extFields"]
+    signed = "".join(header[name] for name in sorted(header) if name != "Signature").encode()
+    body = b"x" * 128
+    yield lambda times: native.hmac_sha1(SECRET, signed, body, plain=False, times=count * times)
+
+
 # --- a whole broker without sockets ----------------------------------------------------------
 
 
-def _built(folder: str, role: MasterRole, loop: asyncio.AbstractEventLoop) -> Broker:
+def _built(
+    folder: str, role: MasterRole, loop: asyncio.AbstractEventLoop, *, guarded: bool
+) -> Broker:
     """The flush is asynchronous, everything else as it is set. Timers of a real clock would come
     more often the slower the counter is."""
+    accounts = os.path.join(folder, "accounts.yml")
+    with open(accounts, "w") as file:
+        file.write(ACCOUNTS)
     return build_broker(
-        BrokerOptions(broker_name="b", listen_port=0),
+        BrokerOptions(broker_name="b", listen_port=0, acl_enable=guarded, acl_file=accounts),
         StoreOptions(
             store_path_root_dir=folder,
             broker_role=role,
@@ -256,17 +289,23 @@ def _built(folder: str, role: MasterRole, loop: asyncio.AbstractEventLoop) -> Br
 
 
 def _broker(
-    data: bytes, first: bytes = b"", *, held: bool = False, linked: MasterRole | None = None
+    data: bytes,
+    first: bytes = b"",
+    *,
+    held: bool = False,
+    linked: MasterRole | None = None,
+    guarded: bool = False,
 ) -> Iterator[Work]:
     """`data` arrives in one read every 0.1 ms of a time that passes only between the reads.
 
     With `held` a consumer waits for it, pulling anew each time. With `linked`, which is the role of
-    this master, a slave follows and reports whatever it was sent.
+    this master, a slave follows and reports whatever it was sent. With `guarded` signatures are
+    checked.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         runner = stack.enter_context(asyncio.Runner(loop_factory=JumpLoop))
-        broker = _built(folder, linked or "ASYNC_MASTER", runner.get_loop())
+        broker = _built(folder, linked or "ASYNC_MASTER", runner.get_loop(), guarded=guarded)
         wire, waiting_wire = Wire(), Wire()
 
         async def begin() -> tuple[Any, Any, LinkedSlave | None]:
@@ -328,6 +367,9 @@ OPERATIONS: dict[str, Callable[[], Iterator[Work]]] = {
     "broker: one send of 128 B": lambda: _broker(sends(1)),
     "broker: 16 sends of 128 B": lambda: _broker(sends(16)),
     "broker: 16 sends of 128 B to 16 topics": lambda: _broker(sends(16, topics=TOPICS)),
+    "broker: 16 signed sends of 128 B, not checked": lambda: _broker(sends(16, signed=True)),
+    "broker: 16 signed sends of 128 B": lambda: _broker(sends(16, signed=True), guarded=True),
+    "the HMAC of 16 signed sends of 128 B": lambda: _hmacs(16),
     "broker: one send of 128 B, for which a pull waits": lambda: _broker(sends(1), held=True),
     "broker: a pull of 32 × 128 B": lambda: _broker(pull(), first=sends(16)),
     "master: 16 sends of 1 KiB, a slave follows": lambda: _broker(

@@ -93,11 +93,6 @@ class Gate:
 
     # --- what the fast lane asks -------------------------------------------------------------
 
-    @property
-    def generation(self) -> int:
-        """Changes whenever an answer of the others may have changed."""
-        return self.accounts.generation
-
     def account(self, access_key: str) -> Account | None:
         return self.accounts.get(access_key)
 

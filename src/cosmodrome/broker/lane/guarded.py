@@ -33,7 +33,9 @@ class GuardedLane:
         self._rows = {code: _Row(table.rows()[code]) for code in CODES}
         wire_names = {code: row.wire_names for code, row in self._rows.items()}
         self._signatures = core.Signatures(wire_names, self._secret, self._grants)
-        self._generation = gate.generation
+        self._accounts = gate.accounts
+        self._generation = self._accounts.generation
+        self._white = self._accounts.white  # addresses that need not sign, of this generation
         # A frame that the lane leaves comes back with the rest of its buffer: what was proven of
         # that stays so.
         self._view: memoryview | None = None
@@ -41,24 +43,26 @@ class GuardedLane:
 
     def feed(self, connection: SocketConnection, view: memoryview, at: int) -> int:
         """Serve whole frames from `at` on; where the first one begins that is left over."""
-        if self._gate.passes_unsigned(connection.peer[0]):
+        if self._accounts.generation != self._generation:
+            self._begin_generation()
+        if self._white and self._white.has(connection.peer[0]):
             return self._lane.feed(connection, view, at)
-        end = self._proven_end(view, at)
+        if view is self._view and at < self._end:
+            end = self._end
+        else:
+            self._view = view
+            end = self._end = self._signatures.proven_end(view, at)
         if end == len(view):
             return self._lane.feed(connection, view, at)
         more = frame_end(view, end) > 0
         return self._lane.feed(connection, view[:end], at, more=more)
 
-    def _proven_end(self, view: memoryview, at: int) -> int:
-        generation = self._gate.generation
-        if generation != self._generation:
-            self._generation = generation
-            self._signatures.forget()
-        elif view is self._view and at < self._end:
-            return self._end
-        self._view = view
-        self._end = self._signatures.proven_end(view, at)
-        return self._end
+    def _begin_generation(self) -> None:
+        """Accounts may have changed: nothing that was proven counts any more."""
+        self._generation = self._accounts.generation
+        self._white = self._accounts.white
+        self._signatures.forget()
+        self._view = None
 
     def _secret(self, access_key: str) -> bytes | None:
         account = self._gate.account(access_key)
