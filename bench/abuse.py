@@ -146,8 +146,7 @@ def attacked(name: str, node: CosmoNode, seconds: float) -> Iterator[None]:
         "seconds": seconds,
     }
     words = [sys.executable, "-m", "bench.attacks", name, json.dumps(facts)]
-    # It shares a core with the neighbour, which must not wait for it.
-    command = ["nice", "-n", "19", *pinned(CLIENT_CORE), *words]
+    command = [*pinned(CLIENT_CORE), *words]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     assert child.stdout is not None
     try:
