@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from bench import abuse, attacks, soak
 
-from cosmodrome.env.steps import at_once
+from cosmodrome.env.background import at_once
 from cosmodrome.errors import ProtocolError
 from cosmodrome.wire import registration
 from cosmodrome.wire.bodies import TOPICS_MAX

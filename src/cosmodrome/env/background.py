@@ -1,13 +1,19 @@
-"""Work that goes on between the start and the stop of its owner, beside what is asked."""
+"""Work beside what is asked: tasks between the start and the stop of their owner, and long work.
+
+Long work is a generator that yields after a few rows, so that others can have a turn.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import NoReturn
+from collections.abc import Callable, Coroutine, Generator
+from typing import NoReturn, TypeVar
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Steps = Generator[None, None, Result]
 
 
 class Background:
@@ -54,3 +60,24 @@ class Background:
         if not task.cancelled():
             task.result()
         return True
+
+
+def at_once(steps: Steps[Result]) -> Result:
+    """Do all of it now."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+async def in_turns(steps: Steps[Result]) -> Result:
+    """Do it while the loop serves others between two steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        await asyncio.sleep(0)

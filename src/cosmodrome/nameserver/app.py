@@ -13,10 +13,9 @@ import zlib
 from collections.abc import Awaitable
 
 from cosmodrome.access.gate import Gate, build_gate
-from cosmodrome.env.background import Background
+from cosmodrome.env.background import Background, Steps, at_once, in_turns
 from cosmodrome.env.base import Env, Offload
 from cosmodrome.env.options import NameServerOptions, SocketOptions
-from cosmodrome.env.steps import Steps, at_once, in_turns
 from cosmodrome.errors import Code, ConfigError, ProtocolError, Refused
 from cosmodrome.layout import CRC_MASK, TOPIC_UNIT, TOPIC_UNIT_SUBSCRIPTION
 from cosmodrome.nameserver.kv import ORDER_TOPIC_CONFIG, KeyValues
@@ -413,7 +412,9 @@ def _reading(ask: commands.RegisterBroker, version: int) -> Steps[Registration]:
     yield  # also after a body without topics
     wrapper = body.topic_config_serialize_wrapper
     topics = {}
-    for number, (key, topic) in enumerate(wrapper.topic_config_table.items(), 1):
+    unread = wrapper.topic_config_table
+    for number, key in enumerate(list(unread), 1):
+        topic = unread.pop(key)  # all at once they would take long to give back
         if number % TOPICS_PER_STEP == 0:
             yield
         if topic.topic_name != key:

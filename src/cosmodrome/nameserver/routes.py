@@ -23,7 +23,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from cosmodrome.env.steps import Steps, at_once
+import msgspec
+
+from cosmodrome.env.background import Steps, at_once
 from cosmodrome.errors import Code, Refused
 from cosmodrome.wire.bodies import MASTER_ID, PERM_READ, PERM_WRITE, QUEUES_MAX, TOPICS_MAX
 from cosmodrome.wire.names import REPLY_TOPIC_SUFFIX, check_topic
@@ -36,7 +38,7 @@ PERM_MAX = 15
 BROKER_ID_MAX = 2**63 - 1
 ADDRESSES_MAX = 10_000  # live at once
 ROWS_MAX = 1_000_000  # (topic, broker name) pairs
-TOPICS_PER_STEP = 500
+TOPICS_PER_STEP = 100
 FILTER_SERVERS_MAX = 256  # per broker
 LABEL_CHARACTERS_MAX = 255
 
@@ -55,7 +57,7 @@ class Version(NamedTuple):
 NO_VERSION = Version(0, 0)
 
 
-class TopicRow(NamedTuple):
+class TopicRow(msgspec.Struct, frozen=True, gc=False):
     """The queues that one broker name has of one topic."""
 
     read_queues: int
@@ -307,16 +309,19 @@ class Routes:
         own = {who.broker_name, who.cluster, who.cluster + REPLY_TOPIC_SUFFIX}
         if len(news.topics) > TOPICS_MAX:
             _refuse_topics(who.broker_name, len(news.topics))
+        known = self._topics_of.get(who.broker_name, set())
+        new = 0
         for number, (topic, row) in enumerate(news.topics.items(), 1):
+            new += topic not in known
             if topic not in own:
                 check_topic(topic)
             _check_row(topic, row)
             if number % TOPICS_PER_STEP == 0:
                 yield
-        self._check_room(news)
+        self._check_room(news, new)
 
-    def _check_room(self, news: Registration) -> None:
-        """What does not fit beside what is registered already."""
+    def _check_room(self, news: Registration, new: int) -> None:
+        """What does not fit beside what is registered already; so many topics are new."""
         who = news.identity
         broker = self._brokers.get(who.broker_name)
         if (
@@ -332,7 +337,6 @@ class Routes:
             _refuse(f"{ADDRESSES_MAX} brokers are registered; this name server takes no more.")
         known = self._topics_of.get(who.broker_name, set())
         if who.broker_id == MASTER_ID and news.topics:
-            new = len(news.topics) - len(known.intersection(news.topics))
             if len(known) + new > TOPICS_MAX:
                 _refuse_topics(who.broker_name, len(known) + new)
             if self._row_count + new > ROWS_MAX:
@@ -430,7 +434,7 @@ class Routes:
         count = 0
         for rows in self._rows_of(broker_name):
             row = rows[broker_name]
-            rows[broker_name] = row._replace(perm=change(row.perm))
+            rows[broker_name] = msgspec.structs.replace(row, perm=change(row.perm))
             count += 1
         return count
 

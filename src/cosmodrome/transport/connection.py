@@ -29,6 +29,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from cosmodrome.errors import Code, ProtocolError, Refused, TimedOut, Unreachable
+from cosmodrome.layout import FRAME_LENGTH
 from cosmodrome.transport.output import Output
 from cosmodrome.transport.peers import Lane, Limits, Owner, plain_peer
 from cosmodrome.transport.router import Router, error_frame
@@ -36,9 +37,9 @@ from cosmodrome.transport.timeouts import give_up
 from cosmodrome.transport.tls import FRAMES, MORE, SECURE, Door, opening
 from cosmodrome.transport.turns import SLICE_S, TASK_S
 from cosmodrome.wire import table
-from cosmodrome.wire.frame import Frame, Prepared, encode, frame_end
+from cosmodrome.wire.frame import Frame, Prepared, begun, encode, frame_end
 from cosmodrome.wire.session import Prepare, Session, Waiter
-from cosmodrome.wire.table import Command, R
+from cosmodrome.wire.table import BODY_BYTES_MAX, Command, R
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class SocketConnection(Output):
         self._by_frame = lane is not None or not limits.reads_always
         self._rest = bytearray()  # what was read and not cut: a half frame, or all that waits
         self._rest_since = 0.0  # when the frame at its front was begun
+        self._skip_bytes = 0  # to come, of a body that was refused by its header
         # progress as of the last tick
         self._tick_timer: asyncio.TimerHandle | None = None
         self._cut_timer: asyncio.TimerHandle | None = None
@@ -304,6 +306,12 @@ class SocketConnection(Output):
             if not self._opens(first):
                 return
             data = memoryview(first)
+        if self._skip_bytes:
+            skipped = min(self._skip_bytes, nbytes)
+            self._skip_bytes -= skipped
+            data = data[skipped:]
+            if skipped == nbytes:
+                return
         lane = self._lane
         if not self._by_frame:
             self._begin_slice()
@@ -393,10 +401,28 @@ class SocketConnection(Output):
             del rest[:at]
         elif at < size:
             rest += data[at:]
+        if len(rest) > BODY_BYTES_MAX and not self._waiting:
+            self._skip_long_body()
+            rest = self._rest
         if self._held[0] != len(rest) and not self._hold(len(rest), self._held[1]):
             return
         if self._lane is not None and self._out and not self.writing_paused:
             self._flush()
+
+    def _skip_long_body(self) -> None:
+        """Refuse the frame at the front of `rest` by its header, if no request of its code may have
+        a body as long as that; nothing of it is kept."""
+        frame = begun(self._rest)
+        if frame is None or frame.is_response:
+            return
+        row = table.rows().get(frame.code)
+        if frame.skipped_bytes <= (row.body_bytes_max if row else BODY_BYTES_MAX):
+            return
+        (length,) = FRAME_LENGTH.unpack_from(self._rest)
+        self._skip_bytes = FRAME_LENGTH.size + length - len(self._rest)
+        self._rest = bytearray()
+        self._waiting.append(frame)
+        self._serve_waiting()
 
     def _drive_over(self, view: memoryview, at: int, *, fed: bool) -> int:
         """Offer what was read to the lane; each frame that it leaves goes to the session."""

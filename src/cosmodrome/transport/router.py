@@ -144,8 +144,9 @@ class Router:
         row, handler = entry
         self.requests[frame.code] += 1
         began = asyncio.get_running_loop().time() if self._slow_ms() else 0.0
-        if len(frame.body) > row.body_bytes_max:
-            self._failed(row, frame, requester, _long_body(row, len(frame.body)))
+        body_bytes = len(frame.body) + frame.skipped_bytes
+        if body_bytes > row.body_bytes_max:
+            self._failed(row, frame, requester, _long_body(row, body_bytes))
             return
         try:
             ask = table.decode(row, frame.ext, frame.body)

@@ -3,8 +3,8 @@
 A connection serves what it read for at most `SLICE_S`. What is left waits, unread input stays in
 the socket, and the connection stands in this line. Once per turn of the loop those in front get
 another slice each, all of them together at most about `TURN_S`. Between two turns everybody else
-runs: other connections, timers, signals. So one peer, or many, can make others wait for a few
-milliseconds, whatever they send.
+runs: other connections, timers, signals. So one peer, or many, can make others wait for about a
+millisecond, whatever they send.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-SLICE_S = 0.002
-TURN_S = 0.004
+SLICE_S = 0.0005
+TURN_S = 0.001
 # What is charged ahead for a request whose handler runs as a task in a later turn.
-TASK_S = 0.00025
+TASK_S = 0.00006
 
 
 class Served(Protocol):

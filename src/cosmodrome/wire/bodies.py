@@ -45,8 +45,12 @@ def _setting(text: str, least: int | None = None, most: int | None = None) -> Me
     return Meta(description=text, extra={"least": least, "most": most})
 
 
-class Body(msgspec.Struct, rename="camel", kw_only=True):
-    """What all bodies share."""
+class Body(msgspec.Struct, rename="camel", kw_only=True, gc=False):
+    """What all bodies share.
+
+    Nothing in a body leads back to it, so the collector need not visit the hundreds of thousands
+    that large tables keep.
+    """
 
     # The body has maps whose keys upstream writes bare, or whose keys are whole objects.
     bare_keys: ClassVar[bool] = False

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import msgspec
@@ -28,6 +29,9 @@ from cosmodrome.speed.dialect import DEPTH_MAX, ObjectKey, Reference, read, refe
 __all__ = ["DEPTH_MAX", "ObjectKey", "dumps", "loads"]
 
 REFERENCED_VALUES_MAX = 100_000  # values that all references of one text may stand for
+
+ROWS_PER_STEP = 32
+TABLE_DEPTH = 1  # of objects whose members are rows, in what a file holds
 
 _PATH_STEP = re.compile(r"\.([^.\[\]]+)|\[([0-9]+)\]")
 
@@ -57,6 +61,17 @@ def dumps(value: Any, *, pretty: bool = False, quote_keys: bool = False) -> byte
     parts: list[str] = []
     _Writer(parts, pretty=pretty, quote_keys=quote_keys).write(value, 0)
     return "".join(parts).encode()
+
+
+def dumping(value: Any, *, pretty: bool = False) -> Generator[None, None, list[bytes]]:
+    """`dumps` in steps, in pieces: a large table is written a few rows at a time."""
+    parts: list[str] = []
+    pieces: list[bytes] = []
+    for _ in _Writer(parts, pretty=pretty, quote_keys=False).writing(value, 0):
+        pieces.append("".join(parts).encode())
+        parts.clear()
+        yield
+    return [*pieces, "".join(parts).encode()]
 
 
 class _Resolver:
@@ -150,6 +165,24 @@ class _Writer:
             self._parts.append("]")
         else:
             self._parts.append(_scalar(value))
+
+    def writing(self, value: Any, depth: int) -> Iterator[None]:
+        """`write`, with a pause after some members of a table or of what has tables."""
+        if not isinstance(value, dict) or depth > TABLE_DEPTH:
+            self.write(value, depth)
+            return
+        self._parts.append("{")
+        for index, (key, item) in enumerate(value.items()):
+            if index:
+                self._parts.append(",")
+            self._key(key, depth)
+            self._parts.append(":")
+            yield from self.writing(item, depth + 1)
+            if index % ROWS_PER_STEP == ROWS_PER_STEP - 1:
+                yield
+        if value:
+            self._line(depth)
+        self._parts.append("}")
 
     def _object(self, members: dict[Any, Any], depth: int) -> None:
         self._parts.append("{")

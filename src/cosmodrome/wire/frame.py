@@ -26,6 +26,7 @@ from cosmodrome.layout import (
 
 VERSION = 409  # what every frame of ours reports: the ordinal of 4.9.8
 LANGUAGE = 3  # PYTHON
+LONG_BYTES = 64 * 1024  # a frame that is longer is not copied more often than it has to be
 LANGUAGES = speed.LANGUAGES  # names by code
 Prepared = tuple[bytes, bytes]  # see `prepare_json`
 _json_text = json.JSONEncoder(ensure_ascii=False).encode
@@ -42,6 +43,7 @@ class Frame:
     version: int = VERSION
     language: int = LANGUAGE
     serialize: int = SERIALIZE_JSON
+    skipped_bytes: int = 0  # of a body that was not kept, because it is too long for its code
 
     @property
     def is_response(self) -> bool:
@@ -84,7 +86,7 @@ def prepare_json(code: int, ext: dict[str, str], last: str) -> Prepared:
     return opening.encode(), f'{head}{fields}{_json_text(last)}:"'.encode()
 
 
-def decode(data: bytes) -> Frame:
+def decode(data: bytes | memoryview) -> Frame:
     """A frame without its length word."""
     if len(data) < 4:
         raise ProtocolError(f"a frame of {len(data)} bytes has no room for its header length")
@@ -98,9 +100,32 @@ def decode(data: bytes) -> Frame:
             f"a header of {header_end - 4} bytes in a frame that has {len(data) - 4} left for it"
         )
     code, language, version, opaque, flag, remark, ext = speed.decode_header(
-        serialize, data[4:header_end]
+        serialize, bytes(data[4:header_end])
     )
-    return Frame(code, opaque, flag, ext, data[header_end:], remark, version, language, serialize)
+    body = bytes(data[header_end:])
+    return Frame(code, opaque, flag, ext, body, remark, version, language, serialize)
+
+
+def begun(data: bytearray) -> Frame | None:
+    """The frame at the front of which only the header has arrived, as one whose body is skipped.
+
+    None when the frame is whole, or its header has not arrived or is broken: whoever cuts the frame
+    off says what is wrong with it.
+    """
+    with memoryview(data) as view:
+        if len(view) < FRAME_LENGTH.size + 4:
+            return None
+        (length,) = FRAME_LENGTH.unpack_from(view)
+        header_end = FRAME_LENGTH.size + 4 + _header_bytes(view, 0)
+        frame_end = FRAME_LENGTH.size + length
+        if not header_end <= len(view) < frame_end:
+            return None
+        try:
+            frame = decode(bytes(view[FRAME_LENGTH.size : header_end]))
+        except ProtocolError:
+            return None
+    frame.skipped_bytes = frame_end - header_end
+    return frame
 
 
 class FrameSplitter:
@@ -152,7 +177,8 @@ class FrameSplitter:
                 if in_place:
                     frames.append(_decode_in_place(view, at, end))
                 else:
-                    frames.append(decode(bytes(view[at + 4 : end])))
+                    piece = view[at + 4 : end]
+                    frames.append(decode(bytes(piece) if length < LONG_BYTES else piece))
                 at = end
         return frames, at
 

@@ -29,7 +29,9 @@ from cosmodrome.wire.bodies import (
 from cosmodrome.wire.frame import VERSION
 
 INFLATED_BYTES_MAX = 16 * 1024 * 1024  # as much as fits into a frame without compression
-TOPICS_PER_STEP = 200
+TOPICS_PER_STEP = 100
+PIECE_BYTES = 4096  # compressed, that are inflated at once
+INFLATED_PIECE_BYTES = 256 * 1024
 _LENGTH = struct.Struct(">i")
 _BARE_WRAPPER_BEFORE = 37  # Compat: brokers before 3.0.11 send the topics alone
 
@@ -69,7 +71,7 @@ def reading(
 ) -> Generator[None, None, RegisterBrokerBody]:
     """Read a body in steps; `version` is the one in the request's frame.
 
-    The first step looks at all the data, the others read a few topics each.
+    JSON is looked at as a whole in the first step. The others read a few topics each.
     """
     if not data:
         return RegisterBrokerBody()
@@ -77,7 +79,7 @@ def reading(
         wrapper = bodies.decode(TopicConfigSerializeWrapper, data)
         return RegisterBrokerBody(topic_config_serialize_wrapper=wrapper)
     if compressed:
-        return (yield from _reading_lines(_Cursor(_inflate(data))))
+        return (yield from _reading_lines(_Cursor(data)))
     try:
         unread = msgspec.json.decode(data, type=_UnreadBody, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -133,39 +135,48 @@ def _check_count(count: int) -> None:
         )
 
 
-def _inflate(data: bytes) -> bytes:
-    inflater = zlib.decompressobj()
-    try:
-        text = inflater.decompress(data, INFLATED_BYTES_MAX)
-    except zlib.error as error:
-        raise ProtocolError(f"registration does not inflate: {error}") from error
-    if inflater.unconsumed_tail:
-        raise ProtocolError(f"registration inflates to more than {INFLATED_BYTES_MAX} bytes")
-    if not inflater.eof:
-        raise ProtocolError("registration ends in the middle of its compressed data")
-    return text
-
-
 class _Cursor:
-    """Takes lengths and bytes from a buffer; no length may reach beyond its end."""
+    """Takes lengths and bytes from compressed data, of which it inflates no more than it has to."""
 
     def __init__(self, data: bytes) -> None:
-        self._data = data
+        self._left = memoryview(data)
+        self._inflater = zlib.decompressobj()
+        self._text = b""  # inflated and not taken, from `at` on
         self._at = 0
+        self._inflated_bytes = 0
 
     def length(self) -> int:
         (length,) = _LENGTH.unpack(self.take(_LENGTH.size))
-        if not 0 <= length <= len(self._data) - self._at:
-            raise ProtocolError(f"registration: length {length} at byte {self._at} is impossible")
+        if not 0 <= length <= INFLATED_BYTES_MAX:
+            raise ProtocolError(f"registration: a length of {length} bytes is impossible")
         return int(length)
 
     def take(self, size: int) -> bytes:
+        while len(self._text) - self._at < size:
+            self._text = self._text[self._at :] + self._inflate()
+            self._at = 0
         end = self._at + size
-        if end > len(self._data):
-            raise ProtocolError(f"registration ends early, at byte {len(self._data)}")
-        taken = self._data[self._at : end]
+        taken = self._text[self._at : end]
         self._at = end
         return taken
+
+    def _inflate(self) -> bytes:
+        inflater = self._inflater
+        if inflater.eof:
+            raise ProtocolError(f"registration ends early, at byte {self._inflated_bytes}")
+        piece = inflater.unconsumed_tail or bytes(self._left[:PIECE_BYTES])
+        if not inflater.unconsumed_tail:
+            self._left = self._left[PIECE_BYTES:]
+        try:
+            text = inflater.decompress(piece, INFLATED_PIECE_BYTES)
+        except zlib.error as error:
+            raise ProtocolError(f"registration does not inflate: {error}") from error
+        if not text and not piece and not inflater.eof:
+            raise ProtocolError("registration ends in the middle of its compressed data")
+        self._inflated_bytes += len(text)
+        if self._inflated_bytes > INFLATED_BYTES_MAX:
+            raise ProtocolError(f"registration inflates to more than {INFLATED_BYTES_MAX} bytes")
+        return text
 
 
 def _topic_line(line: bytes) -> TopicConfig:

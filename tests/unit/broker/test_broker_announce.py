@@ -22,9 +22,9 @@ from cosmodrome.broker.announce import (
     registration_body,
 )
 from cosmodrome.broker.members.topics import Topics
+from cosmodrome.env.background import at_once
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.real import real_env
-from cosmodrome.env.steps import at_once
 from cosmodrome.errors import ConfigError, Refused, Unreachable
 from cosmodrome.layout import FRAME_BYTES_MAX, TOPIC_BYTES_MAX
 from cosmodrome.wire import bodies, registration

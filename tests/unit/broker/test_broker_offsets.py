@@ -224,6 +224,23 @@ async def test_changes_are_saved_now_and_then(tmp_path: Path) -> None:
     await offsets.stop()
 
 
+async def test_others_run_while_a_large_table_is_saved(tmp_path: Path) -> None:
+    offsets = make(tmp_path)
+    await offsets.start()
+    for number in range(5 * module.ROWS_PER_STEP):
+        offsets.commit(f"g{number}", "T", 0, number)
+    saving = asyncio.create_task(offsets.stop())
+    turns = 0
+    while not saving.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 5 + 5 * module.ROWS_PER_STEP // fastjson.ROWS_PER_STEP
+    again = make(tmp_path)
+    await again.start()
+    assert again.query("g4999", "T", 0) == 4999
+    await again.stop()
+
+
 async def test_a_removal_is_a_change(tmp_path: Path) -> None:
     (tmp_path / "consumerOffset.json").write_text('{"offsetTable":{"T@G":{0:5}}}')
     offsets = make(tmp_path)

@@ -430,8 +430,8 @@ async def test_a_large_registration_stops_nobody(
 
 
 async def test_a_registration_that_inflates_to_too_much_is_refused(peer: RawPeer) -> None:
-    line = b"T 1 1 6 SINGLE_TAG"
-    for count, said in ((200_000, "at most 100000"), (1_500_000, "more than 16777216 bytes")):
+    for count, size, said in ((200_000, 1, "at most 100000"), (90_000, 200, "than 16777216 bytes")):
+        line = b"T" * size + b" 1 1 6 SINGLE_TAG"
         lines = (len(line).to_bytes(4, "big") + line) * count
         version = b'{"counter":1,"timestamp":2}'
         body = zlib.compress(

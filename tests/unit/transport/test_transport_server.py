@@ -98,6 +98,26 @@ def test_a_large_body_comes_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     run(scenario())
 
 
+@pytest.mark.parametrize("code", [30, 9999], ids=["known", "unknown"])
+def test_a_body_that_is_too_long_is_refused_by_its_header(run: Run, code: int) -> None:
+    async def scenario() -> None:
+        async with serving(Offsets()) as (server, port):
+            peer = await RawPeer.connect(port)
+            long = frame(code, 2, {"topic": "T", "queueId": 1}, bytes(8 << 20))
+            peer.send(max_offset(1) + long[: 1 << 20])
+            assert (await peer.read())["opaque"] == 1
+            refusal = await peer.read()
+            assert (refusal["opaque"], refusal["code"]) == (2, 1 if code == 30 else 3)
+            if code == 30:
+                assert "a body of 8388608 bytes: at most 65536 are taken" in refusal["remark"]
+            assert not any(connection._rest for connection in server._connections)
+            peer.send(long[1 << 20 :] + max_offset(3) + max_offset(4))
+            assert [(await peer.read())["opaque"] for _ in range(2)] == [3, 4]
+            await peer.close()
+
+    run(scenario())
+
+
 def test_replies_overtake_each_other(run: Run) -> None:
     async def scenario() -> None:
         offsets = Offsets()

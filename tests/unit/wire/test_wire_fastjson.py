@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from tests.goldens import Golden, each_golden
 
+from cosmodrome.env.background import at_once
 from cosmodrome.errors import ProtocolError
 from cosmodrome.speed.dialect import DEPTH_MAX
 from cosmodrome.wire import fastjson
-from cosmodrome.wire.fastjson import ObjectKey, dumps, loads
+from cosmodrome.wire.fastjson import ObjectKey, dumping, dumps, loads
 
 QUEUE = ObjectKey.of({"topic": "T", "queueId": 3, "brokerName": "b"})
 
@@ -181,3 +182,19 @@ def test_files_are_written_as_upstream_writes_them(golden: Golden, name: str) ->
     golden.skip_without(name)
     path = golden.path / name
     assert dumps(loads(path.read_bytes()), pretty=True) == path.read_bytes()
+    assert b"".join(at_once(dumping(loads(path.read_bytes()), pretty=True))) == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [7, [], {}, {"t": {}}, {"a": [1, {"b": 2}], "t": {f"é{n}": {n: None} for n in range(100)}}],
+    ids=repr,
+)
+@pytest.mark.parametrize("pretty", [False, True])
+def test_what_is_written_in_steps_is_the_same(value: Any, pretty: bool) -> None:
+    assert b"".join(at_once(dumping(value, pretty=pretty))) == dumps(value, pretty=pretty)
+
+
+def test_a_large_table_is_written_a_few_rows_at_a_time() -> None:
+    table = {f"T{n}": {"n": n} for n in range(10 * fastjson.ROWS_PER_STEP)}
+    assert sum(1 for _ in dumping({"version": 1, "table": table})) == 10

@@ -30,8 +30,9 @@ class OffsetTable:
         self.rows: dict[str, QueueOffsets] = {}
         self.size_bytes = 0
         self._group_bytes: dict[str, int] = {}
-        self._topics: dict[str, set[str]] = {}  # of a group
-        self._groups: dict[str, set[str]] = {}  # of a topic
+        # Names as the keys of a dict, which unlike a set is nothing to the collector.
+        self._topics: dict[str, dict[str, None]] = {}  # of a group
+        self._groups: dict[str, dict[str, None]] = {}  # of a topic
 
     def topics_of(self, group: str) -> set[str]:
         return set(self._topics.get(group, ()))
@@ -77,8 +78,8 @@ class OffsetTable:
             return
         self.rows[key] = queues
         topic, group = split(key)
-        self._topics.setdefault(group, set()).add(topic)
-        self._groups.setdefault(topic, set()).add(group)
+        self._topics.setdefault(group, {})[topic] = None
+        self._groups.setdefault(topic, {})[group] = None
         self._count(key, _row_bytes(key, queues))
 
     def drop(self, key: str) -> None:
@@ -91,7 +92,7 @@ class OffsetTable:
             (self._topics, group, topic),
             (self._groups, topic, group),
         ):
-            names[name].discard(other)
+            del names[name][other]
             if not names[name]:
                 del names[name]
         if group not in self._topics:

@@ -23,7 +23,7 @@ from cosmodrome.broker.members.table_file import (
     TableFile,
     with_unknown,
 )
-from cosmodrome.env.background import Background
+from cosmodrome.env.background import Background, Steps, in_turns
 from cosmodrome.env.base import Env
 from cosmodrome.env.options import BrokerOptions
 from cosmodrome.env.signal import Signal
@@ -50,6 +50,7 @@ INT32_MAX = (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
 
 QUEUES_PER_KEY_MAX = 65_536
+ROWS_PER_STEP = 1000
 
 Kept = dict[str, QueueOffsets]  # by `topic@group`
 
@@ -330,11 +331,22 @@ class Offsets:
             self._changed = False
             self._file.save_soon()
 
-    def _document(self) -> Document:
-        document: Document = {TABLE: self.rows()}
+    async def _document(self) -> Document:
+        rows = await in_turns(self._copying())
+        document: Document = {TABLE: rows}
         if self.kept:
             document[KEPT] = {key: dict(queues) for key, queues in self.kept.items()}
         return with_unknown(document, self._unknown)
+
+    def _copying(self) -> Steps[dict[str, QueueOffsets]]:
+        """`rows` in steps; a row that changes meanwhile is copied as it is when its turn comes."""
+        copy: dict[str, QueueOffsets] = {}
+        for number, key in enumerate(list(self._table), 1):
+            if (queues := self._table.get(key)) is not None:
+                copy[key] = dict(queues)
+            if number % ROWS_PER_STEP == 0:
+                yield
+        return copy
 
     def _read_table(self, document: Mapping[str, Any], member: str) -> dict[str, QueueOffsets]:
         try:

@@ -15,12 +15,13 @@ import asyncio
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from cosmodrome.env import generations
+from cosmodrome.env.background import Steps, in_turns
 from cosmodrome.env.base import Env
 from cosmodrome.env.signal import Signal
 from cosmodrome.errors import Code, CosmodromeError, Refused, StoreCorrupt, reason_of
@@ -31,10 +32,12 @@ from cosmodrome.wire.bodies import DataVersion
 log = logging.getLogger(__name__)
 
 Document = dict[str, Any]
+State = Mapping[str, Any]  # of a table, to be written
 Row = TypeVar("Row", bound=msgspec.Struct)
 
 RETRY_SAVE_SECONDS = 5.0
 REFUSED_LOGGED_MAX = 10
+ROWS_WRITTEN_PER_STEP = 100
 ROWS_PER_STEP = 500
 
 # Of all rows as JSON: slaves and tools get a table in one frame, beside a header and a version.
@@ -67,16 +70,19 @@ class RefusedRows:
 
 
 class TableFile:
-    """The file behind a table. `snapshot` runs on the loop and takes hold of the state; nobody
-    may change what it returned. `finish` makes the document of it and runs off the loop, like
-    the disk work after it."""
+    """The file behind a table.
+
+    `snapshot` takes hold of the state, at once or in turns; nobody may change what it returned.
+    `finish` makes the document of it in steps. Both run on the loop, and so does the making of its
+    text: a thread would make the loop wait for the interpreter again and again.
+    """
 
     def __init__(
         self,
         path: str,
         env: Env,
-        snapshot: Callable[[], Mapping[str, Any]],
-        finish: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+        snapshot: Callable[[], State | Awaitable[State]],
+        finish: Callable[[State], Steps[State]] | None = None,
     ) -> None:
         self.path = path
         self._env = env
@@ -135,7 +141,12 @@ class TableFile:
             await asyncio.sleep(0)
             while self._saved < self._asked:
                 generation = self._asked
-                await self._env.offload(functools.partial(self._replace, self._snapshot()))
+                state = self._snapshot()
+                if isinstance(state, Awaitable):
+                    state = await state
+                document = await in_turns(self._finish(state)) if self._finish else state
+                text = await in_turns(fastjson.dumping(document, pretty=True))
+                await self._env.offload(functools.partial(self._replace, text))
                 self._saved = generation
                 self._error = None
         except OSError as error:
@@ -152,9 +163,8 @@ class TableFile:
         finally:
             self._writer = None
 
-    def _replace(self, state: Mapping[str, Any]) -> None:
-        document = self._finish(state) if self._finish else state
-        self._env.disk.replace(self.path, fastjson.dumps(document, pretty=True), keep=self._keep)
+    def _replace(self, text: list[bytes]) -> None:
+        self._env.disk.replace(self.path, b"".join(text), keep=self._keep)
         self._keep = True
 
     def _load(self) -> Document | None:
@@ -436,10 +446,12 @@ class VersionedTable(Generic[Row]):
     def _snapshot(self) -> Document:
         return {"dataVersion": self.version, self._kind.member: dict(self.rows)}
 
-    def _finish(self, state: Mapping[str, Any]) -> Document:
-        rows = {
-            name: self._row_document(name, row) for name, row in state[self._kind.member].items()
-        }
+    def _finish(self, state: State) -> Steps[State]:
+        rows: Document = {}
+        for number, (name, row) in enumerate(state[self._kind.member].items(), 1):
+            rows[name] = self._row_document(name, row)
+            if number % ROWS_WRITTEN_PER_STEP == 0:
+                yield
         version = with_unknown(
             msgspec.to_builtins(state["dataVersion"]), self._unknown.get("dataVersion")
         )

@@ -41,7 +41,7 @@ from cosmodrome.wire.names import RETRY_PREFIX
 from cosmodrome.wire.table import Call
 
 LIGHT_PREFIX = "%LMQ%"
-COMPARISONS_PER_READ = 3_200  # of an expression with messages, about 4 ms; the next pull goes on
+COMPARISONS_PER_READ = 800  # of an expression with messages, about 1 ms; the next pull goes on
 NEVER = (1 << 63) - 1  # an offset that no queue reaches
 
 _CODES = {

@@ -25,7 +25,7 @@ from cosmodrome.broker.members.table_file import (
 )
 from cosmodrome.broker.receive.bloom import BIT_COUNT, bit_positions
 from cosmodrome.broker.sql92 import Expression, Sql92Error, compile_expression
-from cosmodrome.env.background import Background
+from cosmodrome.env.background import Background, Steps
 from cosmodrome.env.base import Env
 from cosmodrome.env.signal import Signal
 from cosmodrome.errors import Refused, StoreCorrupt
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 TABLE = "filterDataByTopic"
 ROWS = "groupFilterData"
 ROWS_MAX = 20_000
+ROWS_PER_STEP = 100
 CHARACTERS_MAX = 4 << 20  # of all expressions together
 COMPLAINTS_MAX = 1000
 SCAN_SECONDS = 60.0
@@ -262,9 +263,12 @@ class Expressions:
     def _snapshot(self) -> Mapping[str, Any]:
         return {TABLE: [row for rows in self._groups.values() for row in rows.values()]}
 
-    def _document(self, state: Mapping[str, Any]) -> Document:
+    def _document(self, state: Mapping[str, Any]) -> Steps[Document]:
         topics: dict[str, Document] = {}
-        for row in sorted(state[TABLE], key=lambda row: (row.topic, row.group)):
+        rows = sorted(state[TABLE], key=lambda row: (row.topic, row.group))
+        for number, row in enumerate(rows, 1):
+            if number % ROWS_PER_STEP == 0:
+                yield
             topic = topics.setdefault(row.topic, {ROWS: {}, "topic": row.topic})
             topic[ROWS][row.group] = _row_document(row)
         return with_unknown({TABLE: topics}, self._unknown)

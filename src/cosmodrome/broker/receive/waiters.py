@@ -35,8 +35,8 @@ R = TypeVar("R")
 # beyond only keeps a forgotten pull alive.
 HOLD_MS_MAX = 600_000
 
-# What the looks of one turn may cost together: comparisons of filters, about 2 ms.
-LOOK_COST_PER_TURN = 1_600
+# What the looks of one turn may cost together: comparisons of filters, about 0.5 ms.
+LOOK_COST_PER_TURN = 400
 LOOK_COST_LEAST = 16  # of any look, for the read
 
 GONE_KEPT = 1024  # deadlines of pulls that were woken before, besides as many as are parked

@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
@@ -30,6 +31,7 @@ SAME_SIGNAL_SECONDS = 1.0
 # What a server is made of lives as long as it does. A full pass of the garbage collector over it
 # would stop the loop for about 30 ms, again and again.
 MADE_SECONDS = 1.0
+SWITCH_SECONDS = 0.0005
 
 
 class Logs(NamedTuple):
@@ -134,6 +136,8 @@ def run_until_stopped(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, asked)
         loop.call_later(MADE_SECONDS, gc.freeze)
+        # Threads that write tables or read large bodies give way to the loop within this time.
+        sys.setswitchinterval(SWITCH_SECONDS)
         await serve(stop)
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

@@ -73,7 +73,7 @@ cdef enum:  # why a walk ended, and flags of a pull, as in `layout`
     LANE_PULL = 1
     LANE_COMMIT = 2
     LANE_OTHER = 3
-    LANE_FULL = 4  # much is to be written first
+    LANE_FULL = 4  # much is to be written first, or much was done
     LANE_HOLD = 5
     PULL_COMMIT = 1
     PULL_SUSPEND = 2
@@ -85,6 +85,7 @@ cdef enum:
     PLANS_MAX = 16384
     PLANS_SWEPT_FIRST = 512
     OUT_BYTES_MAX = 524288
+    COMMITS_MAX = 16  # in one walk: those of new groups take long
 
 
 include "out.pxi"
@@ -365,7 +366,7 @@ cdef class Pulls:
             length = _frame(data + at, size - at)
             if length <= 0:
                 return LANE_NOTHING if length == 0 else LANE_OTHER
-            if self.out_bytes >= OUT_BYTES_MAX:
+            if self.out_bytes >= OUT_BYTES_MAX or self.commits >= COMMITS_MAX:
                 return LANE_FULL
             if not _read_head(data + at + 4, length, &head, &body, &body_bytes):
                 return LANE_OTHER
