@@ -118,8 +118,8 @@ cdef int _grow(Room *to, Py_ssize_t more) except -1:
     cdef Py_ssize_t room = 2 * to.room
     if to.owner == NULL:
         room = to.before + to.before // 8 + 256
-    if room < to.size + more:
-        room = to.size + more
+    if room <= to.size + more:
+        room = to.size + more + 1
     if to.owner == NULL:
         to.owner = new_bytes(NULL, room)
     else:
@@ -134,7 +134,7 @@ cdef int _grow(Room *to, Py_ssize_t more) except -1:
 
 
 cdef inline int _reserve(Room *to, Py_ssize_t more) except -1:
-    if to.room - to.size < more:
+    if to.room - to.size <= more:  # also for nothing: a copy of no bytes needs an address, too
         _grow(to, more)
     return 0
 
@@ -195,8 +195,7 @@ cdef inline int _put_text(Column *to, const uint8_t *at, Py_ssize_t size) except
 
 cdef inline int _put_bytes(Room *to, const uint8_t *at, Py_ssize_t size) except -1:
     _reserve(to, size)
-    if size:  # what holds nothing yet has no address that could be copied to
-        memcpy(to.data + to.size, at, size)
+    memcpy(to.data + to.size, at, size)
     to.size += size
     return 0
 
