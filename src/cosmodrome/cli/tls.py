@@ -35,13 +35,17 @@ def tls() -> None:
     help="Name or address of the server besides localhost; may be repeated.",
 )
 @click.option(
-    "--days", type=click.IntRange(1, 825), default=DAYS, show_default=True, help="How long valid."
+    "--days",
+    type=click.IntRange(1, 825),
+    default=DAYS,
+    show_default=True,
+    help="How long they are valid.",
 )
 def make_test_certs(folder: str, hosts: tuple[str, ...], days: int) -> None:
     """Make an authority, a server's and a client's certificate in DIR.
 
-    They are to try TLS with: whoever can read DIR can sign certificates. An authority that is there
-    is used again, so a second call renews the certificates of server and client.
+    Use them to try TLS, and for nothing else: whoever can read DIR can sign certificates. An
+    authority that is there is used again, so a second call renews both certificates.
     """
     make_certificates(folder, hosts, days)
     at = os.path.abspath(folder)

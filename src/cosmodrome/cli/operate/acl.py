@@ -88,7 +88,7 @@ async def set_account(
     cluster: str | None,
     output: str,
 ) -> None:
-    """Create an account, or change what is given of it."""
+    """Create an account, or change the parts of it that options name."""
     account = UpdateAndCreateAclConfig(
         access_key=access_key,
         secret_key=sys.stdin.readline().strip() if secret_key == "-" else secret_key,

@@ -46,7 +46,11 @@ def tls_options(*, environment: bool) -> Callable[[F], F]:
             ("--tls-no-verify", True, "Use TLS and accept any certificate of a server."),
             ("--tls-key", False, "PEM file with the key of --tls-cert."),
             ("--tls-cert", False, "PEM file with the certificate to show to servers."),
-            ("--tls-ca", False, "PEM file with who signs certificates of servers."),
+            (
+                "--tls-ca",
+                False,
+                "PEM file of the authorities that sign the certificates of servers.",
+            ),
             ("--tls", True, "Connect with TLS."),
         ):
             name = flag.removeprefix("--").replace("-", "_")
